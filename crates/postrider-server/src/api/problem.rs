@@ -1,0 +1,106 @@
+//! Errors as `application/problem+json` (RFC 9457), with a `remedy`.
+
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use postrider::{Error, Kind};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::config::redact;
+
+/// A client that gets 503 may try again after this many seconds.
+const RETRY_AFTER_S: HeaderValue = HeaderValue::from_static("5");
+
+/// One error for a client.
+#[derive(Debug)]
+pub struct Problem {
+    status: StatusCode,
+    body: Map<String, Value>,
+}
+
+impl Problem {
+    /// A problem of a kind (`invalid`), with a title that is the same for all of its kind and a detail that is not.
+    pub fn new(status: StatusCode, kind: &str, title: &str, detail: impl Into<String>) -> Self {
+        let mut body = Map::new();
+        body.insert("type".to_owned(), format!("urn:postrider:problem:{kind}").into());
+        body.insert("title".to_owned(), title.into());
+        body.insert("status".to_owned(), status.as_u16().into());
+        body.insert("detail".to_owned(), detail.into().into());
+        Self { status, body }
+    }
+
+    /// A request that cannot be understood.
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad_request", "The request cannot be understood", detail)
+    }
+
+    /// What the client can do.
+    #[must_use]
+    pub fn remedy(self, remedy: impl Into<String>) -> Self {
+        let remedy: String = remedy.into();
+        self.with("remedy", &remedy)
+    }
+
+    /// The place in the body, as a JSON pointer (RFC 6901).
+    #[must_use]
+    pub fn pointer(self, pointer: impl Into<String>) -> Self {
+        let pointer: String = pointer.into();
+        self.with("pointer", &pointer)
+    }
+
+    /// A member of the problem's own.
+    #[must_use]
+    pub fn with<T: Serialize>(mut self, name: &str, value: &T) -> Self {
+        self.body.insert(name.to_owned(), serde_json::to_value(value).unwrap_or(Value::Null));
+        self
+    }
+}
+
+impl From<&Error> for Problem {
+    fn from(error: &Error) -> Self {
+        let (status, title) = match error.kind() {
+            Kind::Invalid | Kind::Corrupt => (StatusCode::UNPROCESSABLE_ENTITY, "The event breaks a rule"),
+            Kind::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "The event is too large"),
+            Kind::Unavailable
+            | Kind::Denied
+            | Kind::Missing
+            | Kind::NotMigrated
+            | Kind::SchemaNewer
+            | Kind::ReadOnly
+            | Kind::DiskFull => (StatusCode::SERVICE_UNAVAILABLE, "The store cannot take events"),
+            Kind::Config
+            | Kind::Unroutable
+            | Kind::Refused
+            | Kind::Mismatch
+            | Kind::LeaseLost
+            | Kind::Handler
+            | Kind::Other => (StatusCode::INTERNAL_SERVER_ERROR, "The event was not stored"),
+        };
+        Problem::new(status, error.kind().as_str(), title, redact(error.message())).remedy(redact(error.remedy()))
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut text = Value::Object(self.body).to_string();
+        text.push('\n');
+        let mut response = (self.status, [(header::CONTENT_TYPE, "application/problem+json")], text).into_response();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_S);
+        }
+        response
+    }
+}
+
+/// No such path.
+pub async fn not_found(uri: Uri) -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "not_found", "Not found", format!("there is nothing at {}", uri.path()))
+        .remedy("use /healthz, /readyz, /metrics or POST /api/v1/events")
+}
+
+/// The path exists, the method does not.
+pub async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
+    let detail = format!("{} does not take {method}", uri.path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed", detail)
+        .remedy("GET /healthz, /readyz and /metrics; POST /api/v1/events")
+}

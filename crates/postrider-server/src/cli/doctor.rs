@@ -1,0 +1,143 @@
+//! `postrider doctor`: checks everything that it can reach, and says what to do.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+use comfy_table::{Cell, Color};
+use postrider::doctor::{Finding, Severity};
+use postrider::store::Store;
+
+use super::failure::Result;
+use super::output;
+use crate::config::{self, Config, StoreUrl, redact};
+use crate::wire;
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Changes nothing. Exit code 1 when a check found an error; warnings alone are 0.
+
+Examples:
+  postrider doctor
+  postrider doctor --json | jq '.[] | select(.severity != \"ok\")'")]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs all checks.
+pub async fn run(args: DoctorArgs, path: Option<PathBuf>) -> Result<ExitCode> {
+    let mut findings = Vec::new();
+    match config::load(path.as_deref()) {
+        Ok(config) => {
+            findings.extend(check_config(&config));
+            check_servers(&config, &mut findings).await;
+        }
+        // The mistakes show their places better than a table could.
+        Err(problems) if !args.json => return Err(problems.into()),
+        Err(problems) => findings.push(Finding::error("config", problems.to_string(), "correct the config file")),
+    }
+    for finding in &mut findings {
+        finding.message = redact(&finding.message);
+        finding.remedy = redact(&finding.remedy);
+    }
+    let is_bad = findings.iter().any(|finding| finding.severity == Severity::Error);
+    if args.json {
+        output::json(&findings)?;
+    } else {
+        show(&findings)?;
+    }
+    Ok(if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn check_config(config: &Config) -> Vec<Finding> {
+    let origin = match &config.file {
+        Some(path) => format!("{} is valid", path.display()),
+        None => "no config file; defaults and environment".to_owned(),
+    };
+    let mut findings = vec![Finding::ok("config", origin)];
+    findings.extend(config.warnings());
+    findings
+}
+
+async fn check_servers(config: &Config, findings: &mut Vec<Finding>) {
+    let store = check_store(config, findings).await;
+    let broker = match (wire::server(config), &store) {
+        (Ok(Some(broker)), _) => Ok(broker),
+        (Ok(None), Some(store)) => wire::broker(config, store),
+        // The embedded broker lives in the store, whose trouble stands in the table already.
+        (Ok(None), None) => return,
+        (Err(error), _) => Err(error),
+    };
+    let found = match broker {
+        Ok(broker) => broker.inspect().await,
+        Err(error) => Err(error),
+    };
+    match found {
+        Ok(found) => findings.extend(found),
+        Err(error) => findings.push(with_causes("broker", &error)),
+    }
+    if let Some(store) = store {
+        store.close().await;
+    }
+}
+
+async fn check_store(config: &Config, findings: &mut Vec<Finding>) -> Option<Arc<dyn Store>> {
+    if let StoreUrl::Sqlite(path) = &config.store
+        && !path.exists()
+    {
+        let message = format!("{} does not exist yet", path.display());
+        findings.push(Finding::warning("store", message, "`postrider run` or `postrider migrate` creates it"));
+        return None;
+    }
+    let store = match wire::open_unchecked(config).await {
+        Ok(store) => store,
+        Err(error) => {
+            findings.push(with_causes("store", &error));
+            return None;
+        }
+    };
+    findings.push(Finding::ok("store", format!("{} answers", config.store)));
+    match store.inspect().await {
+        Ok(found) => findings.extend(found),
+        Err(error) => findings.push(with_causes("store.inspect", &error)),
+    }
+    Some(store)
+}
+
+/// The finding of an error, with what led to it: the operator has no log to look at here.
+fn with_causes(check: &str, error: &postrider::Error) -> Finding {
+    let mut finding = Finding::of(check, error);
+    for cause in error.causes() {
+        if !finding.message.contains(&cause) {
+            finding.message.push_str(": ");
+            finding.message.push_str(&cause);
+        }
+    }
+    finding
+}
+
+fn show(findings: &[Finding]) -> Result<()> {
+    let mut table = output::table(&["", "check", "found", "remedy"]);
+    for finding in findings {
+        let (word, color) = match finding.severity {
+            Severity::Ok => ("OK", Color::Green),
+            Severity::Warning => ("WARN", Color::Yellow),
+            Severity::Error => ("ERROR", Color::Red),
+        };
+        table.add_row(vec![
+            output::coloured(word, color),
+            Cell::new(&finding.check),
+            Cell::new(&finding.message),
+            Cell::new(&finding.remedy),
+        ]);
+    }
+    output::print(&table)?;
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    eprintln!("\n{} checks, {warnings} warnings, {errors} errors", findings.len());
+    Ok(())
+}

@@ -1,0 +1,258 @@
+//! `postrider run`: relay, upkeep and HTTP in one process.
+//!
+//! Order of the start: bind the port (so that `/healthz` answers while the store is awaited), open the store, check its
+//! schema, look at the broker, then work. What a person must change ends the process with a message; what time may mend
+//! is waited for.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use clap::Args;
+use metrics_exporter_prometheus::PrometheusBuilder;
+use postrider::broker::Broker;
+use postrider::doctor::{Finding, Severity};
+use postrider::relay::Backoff;
+use postrider::store::Store;
+use postrider::{Error, Kind};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::failure::{Result, io};
+use super::signals;
+use crate::api::{self, Health, Shared};
+use crate::config::{Config, StoreUrl};
+use crate::duty::{self, BacklogDuty, ProbeDuty, UpkeepDuty};
+use crate::{logging, wire};
+
+/// Waits for a store that cannot be reached at the start.
+const STORE_WAIT: Backoff =
+    Backoff { base: Duration::from_secs(1), max: Duration::from_secs(15), jitter: Duration::from_millis(500) };
+/// A stop that takes longer is cut short, which is as safe as `kill -9`.
+const STOP_WAIT: Duration = Duration::from_secs(60);
+/// A client that still sends its request gets this long after the stop.
+const HTTP_STOP_WAIT: Duration = Duration::from_secs(5);
+
+/// Buckets for latencies in seconds: from an idle machine's milliseconds to an outage's minutes.
+const BUCKETS: [f64; 14] = [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0];
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without a config it works on ./postrider.db with the embedded broker, and creates what is missing. On PostgreSQL it
+wants the migrations to be there, unless --migrate is given. Run as many instances as you like: they share the lanes.
+
+SIGTERM or Ctrl-C: stop taking events, finish what was taken, give the lanes back. A second one ends at once.
+
+Examples:
+  postrider run
+  postrider run --config /etc/postrider.toml
+  POSTRIDER__HTTP__LISTEN=127.0.0.1:8080 postrider run --migrate
+
+  curl -i http://127.0.0.1:7070/api/v1/events -H 'content-type: application/json' \\
+       -d '{\"topic\":\"orders.created\",\"type\":\"order.created\",\"key\":\"o-1\",\"payload\":{\"order\":\"o-1\"}}'")]
+pub struct RunArgs {
+    /// Create or update the tables first, also on PostgreSQL
+    #[arg(long)]
+    migrate: bool,
+}
+
+/// Runs until a signal, or until something ends that must not end.
+pub async fn run(args: RunArgs, config: Config) -> Result<ExitCode> {
+    logging::init(&config.log);
+    let stop = signals::stop_on_signal()?;
+    for warning in config.warnings() {
+        tracing::warn!(check = warning.check, remedy = warning.remedy, "{}", warning.message);
+    }
+    let shared = shared(&config)?;
+    let listener = bind(config.http.listen).await?;
+    let address = listener.local_addr().map_err(|error| io("the HTTP address is unknown", error))?;
+    let http = tokio::spawn(serve(listener, shared.clone(), stop.clone()));
+
+    let result = work(&args, &config, &shared, address, &stop).await;
+    stop.cancel();
+    let aborted = http.abort_handle();
+    if tokio::time::timeout(HTTP_STOP_WAIT, http).await.is_err() {
+        aborted.abort();
+    }
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+fn shared(config: &Config) -> Result<Arc<Shared>> {
+    let unusable = |error| Error::new(Kind::Other, "the metrics recorder cannot be installed").with_source(error);
+    let metrics = PrometheusBuilder::new()
+        .set_buckets(&BUCKETS)
+        .and_then(PrometheusBuilder::install_recorder)
+        .map_err(unusable)?;
+    postrider::metrics::describe();
+    let health = Arc::new(Health::default());
+    health.trouble("store", "starting", "wait a moment");
+    if config.relay.enabled {
+        health.trouble("relay", "starting", "wait a moment");
+    }
+    let payload_bytes_max = config.broker.payload_bytes_max;
+    Ok(Arc::new(Shared { health, store: OnceLock::new(), metrics, payload_bytes_max }))
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        io(format!("HTTP cannot listen on {address}"), error)
+            .with_remedy("choose another address with http.listen (POSTRIDER__HTTP__LISTEN), or stop what uses it")
+    })?;
+    Ok(listener)
+}
+
+async fn serve(listener: TcpListener, shared: Arc<Shared>, stop: CancellationToken) {
+    let served = axum::serve(listener, api::router(shared)).with_graceful_shutdown(stop.cancelled_owned()).await;
+    if let Err(error) = served {
+        tracing::error!(error_type = "other", %error, "HTTP ended");
+    }
+}
+
+async fn work(
+    args: &RunArgs,
+    config: &Config,
+    shared: &Arc<Shared>,
+    address: SocketAddr,
+    stop: &CancellationToken,
+) -> Result<()> {
+    let Some(store) = await_store(args, config, shared, stop).await? else { return Ok(()) };
+    // Set once, here.
+    let _ = shared.store.set(store.clone());
+    shared.health.clear("store");
+    let broker = wire::broker(config, &store)?;
+    check_broker(broker.as_ref()).await?;
+
+    let tasks = TaskTracker::new();
+    let upkeep = UpkeepDuty::new(store.clone(), config.retention);
+    tasks.spawn(duty::every(upkeep, stop.clone()));
+    tasks.spawn(duty::every(BacklogDuty::new(store.clone(), config.relay.stale_after), stop.clone()));
+    tasks.spawn(duty::every(ProbeDuty::new(store.clone(), shared.health.clone()), stop.clone()));
+    let relay = config.relay.enabled.then(|| {
+        let relay = wire::relay(config, &store, &broker);
+        tokio::spawn(relay.run(stop.clone()))
+    });
+    if relay.is_some() {
+        shared.health.clear("relay");
+    }
+    tracing::info!(store = %config.store, broker = %config.broker.url, lanes = config.relay.lanes,
+        relay = config.relay.enabled, http = %address, "postrider {} is running", env!("CARGO_PKG_VERSION"));
+
+    let result = finish(relay, shared, stop).await;
+    tasks.close();
+    if tokio::time::timeout(STOP_WAIT, tasks.wait()).await.is_err() {
+        tracing::warn!(error_type = "unavailable", "the store did not answer in time; ending all the same");
+        return result;
+    }
+    store.close().await;
+    tracing::info!("stopped");
+    result
+}
+
+/// Waits for the relay's end: after a signal that is what was asked for, before it is a failure.
+async fn finish(
+    relay: Option<JoinHandle<postrider::Result<()>>>,
+    shared: &Shared,
+    stop: &CancellationToken,
+) -> Result<()> {
+    let Some(mut relay) = relay else {
+        stop.cancelled().await;
+        return Ok(());
+    };
+    let ended = tokio::select! {
+        ended = &mut relay => ended,
+        () = stop.cancelled() => match tokio::time::timeout(STOP_WAIT, &mut relay).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                tracing::warn!(error_type = "unavailable", "the relay did not stop in time; ending all the same");
+                return Ok(());
+            }
+        },
+    };
+    let result = ended.unwrap_or_else(|error| Err(Error::new(Kind::Other, "the relay ended unexpectedly").with_source(error)));
+    if stop.is_cancelled() {
+        if let Err(error) = result {
+            // The lanes expire by themselves; nothing is lost.
+            tracing::warn!(error_type = error.kind().as_str(), %error, causes = ?error.causes(), "the relay did not stop cleanly");
+        }
+        return Ok(());
+    }
+    shared.health.trouble("relay", "the relay has ended", "look at the log and start again");
+    stop.cancel();
+    Ok(result?)
+}
+
+/// The store with its schema as needed, or `None` when asked to stop before it was reached.
+async fn await_store(
+    args: &RunArgs,
+    config: &Config,
+    shared: &Shared,
+    stop: &CancellationToken,
+) -> Result<Option<Arc<dyn Store>>> {
+    let mut failures = 0;
+    while !stop.is_cancelled() {
+        let error = match open(args, config).await {
+            Ok(store) => return Ok(Some(store)),
+            Err(error) => error,
+        };
+        if error.kind() != Kind::Unavailable {
+            return Err(error.into());
+        }
+        failures += 1;
+        let wait = STORE_WAIT.delay_with(failures, &mut fastrand::Rng::new());
+        tracing::error!(error_type = error.kind().as_str(), %error, causes = ?error.causes(), remedy = error.remedy(),
+            retry_in_s = wait.as_secs(), "the store cannot be reached, trying again");
+        shared.health.trouble("store", error.to_string(), error.remedy());
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Opens the store and brings or checks its schema. A SQLite file belongs to this process alone, so it is migrated
+/// without asking; a PostgreSQL database belongs to somebody.
+async fn open(args: &RunArgs, config: &Config) -> postrider::Result<Arc<dyn Store>> {
+    let store = wire::create_store(config).await?;
+    let is_ours = matches!(config.store, StoreUrl::Sqlite(_));
+    if is_ours || args.migrate {
+        for migration in store.migrate().await? {
+            tracing::info!(version = migration.version, name = migration.name, "migrated");
+        }
+        return Ok(store);
+    }
+    let schema = store.schema().await?;
+    schema.require().map_err(|error| match error.kind() {
+        Kind::NotMigrated => error.with_remedy("run `postrider migrate`, or start with `postrider run --migrate`"),
+        _ => error,
+    })?;
+    Ok(store)
+}
+
+/// Reads the broker's settings back. What would lose events is refused; a broker that is away is the relay's business.
+async fn check_broker(broker: &dyn Broker) -> Result<()> {
+    let findings = match broker.inspect().await {
+        Ok(findings) => findings,
+        Err(error) if error.kind() == Kind::Unavailable => {
+            tracing::error!(error_type = error.kind().as_str(), %error, causes = ?error.causes(), remedy = error.remedy(),
+                "the broker cannot be reached; events stay in the outbox until it can");
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    for finding in &findings {
+        let Finding { check, severity, message, remedy } = finding;
+        match severity {
+            Severity::Ok => tracing::debug!(check, "{message}"),
+            Severity::Warning => tracing::warn!(check, remedy, "{message}"),
+            Severity::Error => {
+                return Err(Error::new(Kind::Mismatch, format!("{check}: {message}")).with_remedy(remedy.as_str()).into());
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! `postrider status`: schema, backlog, lanes.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use comfy_table::Color;
+use postrider::lease::LeaseView;
+use postrider::store::Store;
+use postrider::upkeep::{BACKLOG_COUNT_MAX, Backlog};
+use serde::Serialize;
+
+use super::failure::Result;
+use super::{output, signals};
+use crate::config::{Config, DESTINATION};
+use crate::wire;
+
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+pending   committed, not published yet
+retrying  refused by the broker, tried again by themselves
+waiting   behind an earlier event of their key
+failed    attempts spent; a person decides
+
+Examples:
+  postrider status
+  postrider status --watch
+  postrider status --json | jq .backlog.pending")]
+pub struct StatusArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Show it again every second
+    #[arg(short, long)]
+    watch: bool,
+}
+
+#[derive(Serialize)]
+struct Status {
+    store: String,
+    broker: String,
+    destination: &'static str,
+    schema: i32,
+    backlog: Backlog,
+    leases: Vec<LeaseLine>,
+}
+
+#[derive(Serialize)]
+struct LeaseLine {
+    group: String,
+    slot: u32,
+    owner: Option<String>,
+    epoch: i64,
+    remaining_ms: Option<u64>,
+}
+
+impl LeaseLine {
+    fn of(view: LeaseView) -> Self {
+        let LeaseView { lease, remaining } = view;
+        Self {
+            group: lease.group,
+            slot: lease.slot,
+            owner: remaining.map(|_| lease.owner),
+            epoch: lease.epoch,
+            remaining_ms: remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+        }
+    }
+}
+
+/// Shows the status, once or until Ctrl-C.
+pub async fn run(args: StatusArgs, config: Config) -> Result<ExitCode> {
+    let store = wire::open_store(&config).await?;
+    if args.watch {
+        let stop = signals::stop_on_signal()?;
+        while !stop.is_cancelled() {
+            let status = read(&config, store.as_ref()).await?;
+            if !args.json && std::io::stdout().is_terminal() {
+                // Clear the screen and go home.
+                output::line("\x1b[2J\x1b[H")?;
+            }
+            show(&status, args.json)?;
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(WATCH_EVERY) => {}
+            }
+        }
+    } else {
+        show(&read(&config, store.as_ref()).await?, args.json)?;
+    }
+    store.close().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn read(config: &Config, store: &dyn Store) -> Result<Status> {
+    Ok(Status {
+        store: config.store.to_string(),
+        broker: config.broker.url.to_string(),
+        destination: DESTINATION,
+        schema: store.schema().await?.found,
+        backlog: store.backlog(DESTINATION).await?,
+        leases: store.leases().await?.into_iter().map(LeaseLine::of).collect(),
+    })
+}
+
+fn show(status: &Status, is_json: bool) -> Result<()> {
+    if is_json {
+        return output::json(status);
+    }
+    output::line(&format!("store    {} (schema {})", status.store, status.schema))?;
+    output::line(&format!("broker   {}\n", status.broker))?;
+
+    let backlog = &status.backlog;
+    let mut table = output::table(&["pending", "oldest", "retrying", "waiting", "failed"]);
+    let alarm = |count: u64, color| match count {
+        0 => comfy_table::Cell::new("0"),
+        _ => output::coloured(&count.to_string(), color),
+    };
+    table.add_row(vec![
+        comfy_table::Cell::new(if backlog.pending >= BACKLOG_COUNT_MAX {
+            format!("{BACKLOG_COUNT_MAX}+")
+        } else {
+            backlog.pending.to_string()
+        }),
+        comfy_table::Cell::new(backlog.oldest_secs.map_or("-".to_owned(), |secs| output::duration(Duration::from_secs(secs)))),
+        alarm(backlog.retrying, Color::Yellow),
+        alarm(backlog.waiting, Color::Yellow),
+        alarm(backlog.failed, Color::Red),
+    ]);
+    output::print(&table)?;
+    output::line("")?;
+
+    if !status.leases.iter().any(|lease| lease.group.starts_with("relay/") && lease.owner.is_some()) {
+        eprintln!("No relay is running: events stay in the outbox. Start one with `postrider run`.\n");
+    }
+    if status.leases.is_empty() {
+        return Ok(());
+    }
+    let mut table = output::table(&["group", "slot", "holder", "epoch", "lease"]);
+    for lease in &status.leases {
+        let left = lease.remaining_ms.map(Duration::from_millis);
+        table.add_row(vec![
+            lease.group.clone(),
+            lease.slot.to_string(),
+            lease.owner.clone().unwrap_or_else(|| "nobody".to_owned()),
+            lease.epoch.to_string(),
+            left.map_or("-".to_owned(), |left| format!("{:.1}s left", left.as_secs_f64())),
+        ]);
+    }
+    output::print(&table)
+}

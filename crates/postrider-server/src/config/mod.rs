@@ -1,0 +1,185 @@
+//! The configuration: `postrider.toml`, one list of defaults, and the environment over both.
+//!
+//! `defaults.toml` is the list of all settings: what it does not name is unknown, and the type of each default is the
+//! type of the setting. [`load`] puts the layers on top of each other, [`settings`] reads typed values out of them and
+//! collects every mistake, and [`error`] shows the mistakes at their place in the file.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use postrider::doctor::Finding;
+use postrider::upkeep::Retention;
+
+mod error;
+mod expand;
+mod load;
+mod settings;
+mod typed;
+mod url;
+
+pub use error::{Problem, Problems};
+pub use load::{DEFAULTS, load};
+pub use settings::Origin;
+pub use url::{BrokerUrl, Secret, StoreUrl, redact};
+
+/// The one destination that this version relays to; it names the relay's lanes, breaker and metrics.
+pub const DESTINATION: &str = "default";
+
+/// All settings, checked.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The file that was read, if there was one.
+    pub file: Option<PathBuf>,
+    /// `[store]`
+    pub store: StoreUrl,
+    /// `[broker]`
+    pub broker: BrokerConfig,
+    /// `[relay]`
+    pub relay: RelayConfig,
+    /// `[breaker]`
+    pub breaker: BreakerConfig,
+    /// `[retention]`
+    pub retention: Retention,
+    /// `[http]`
+    pub http: HttpConfig,
+    /// `[log]`
+    pub log: LogConfig,
+}
+
+/// `[broker]`
+#[derive(Debug, Clone)]
+pub struct BrokerConfig {
+    /// Which broker.
+    pub url: BrokerUrl,
+    /// The topic exchange on RabbitMQ.
+    pub exchange: String,
+    /// Whether a missing exchange is declared.
+    pub declare: bool,
+    /// The type of queues that we declare.
+    pub queue_type: QueueType,
+    /// The largest payload that the destination accepts.
+    pub payload_bytes_max: usize,
+    /// How long to wait for confirms.
+    pub publish_timeout: Duration,
+}
+
+/// The type of a RabbitMQ queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueType {
+    /// Replicated.
+    Quorum,
+    /// On one node.
+    Classic,
+}
+
+/// `[relay]`
+#[derive(Debug, Clone)]
+pub struct RelayConfig {
+    /// Whether this instance publishes.
+    pub enabled: bool,
+    /// How often an idle relay looks for events.
+    pub poll: Duration,
+    /// Events per read.
+    pub page: usize,
+    /// Events per publish call.
+    pub batch: usize,
+    /// Publish calls at once, per lane.
+    pub in_flight: usize,
+    /// Parts of the outbox.
+    pub lanes: u32,
+    /// The lease of a lane.
+    pub lease: Duration,
+    /// Attempts before an event is failed.
+    pub attempts_max: u32,
+    /// The first wait.
+    pub backoff_base: Duration,
+    /// The longest wait.
+    pub backoff_max: Duration,
+    /// The largest random addition.
+    pub jitter: Duration,
+    /// When a waiting event raises the alert.
+    pub stale_after: Duration,
+}
+
+/// `[breaker]`
+#[derive(Debug, Clone)]
+pub struct BreakerConfig {
+    /// Failures in a row that open it.
+    pub failures: u32,
+    /// How many calls the ratio looks back at.
+    pub window: u32,
+    /// The share of failures that opens it.
+    pub ratio: f64,
+    /// The ratio counts from this many calls on.
+    pub calls_min: u32,
+    /// How long it stays open before a probe.
+    pub open: Duration,
+}
+
+/// `[http]`
+#[derive(Debug, Clone)]
+pub struct HttpConfig {
+    /// Where to listen.
+    pub listen: SocketAddr,
+}
+
+/// `[log]`
+#[derive(Debug, Clone)]
+pub struct LogConfig {
+    /// How lines look.
+    pub format: LogFormat,
+    /// The least severe level that is shown.
+    pub level: tracing::level_filters::LevelFilter,
+    /// The service's name in JSON lines.
+    pub service: String,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Pretty on a terminal, JSON elsewhere.
+    Auto,
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Pretty,
+}
+
+impl Config {
+    /// What is allowed but risky: logged by `run`, listed by `doctor`.
+    pub fn warnings(&self) -> Vec<Finding> {
+        let mut found = Vec::new();
+        if !self.http.listen.ip().is_loopback() {
+            found.push(Finding::warning(
+                "config.http.listen",
+                format!("HTTP listens on {}, reachable from other machines, without authentication", self.http.listen),
+                "listen on 127.0.0.1, or put a proxy with authentication in front and a firewall around",
+            ));
+        }
+        if self.retention.inbox < self.retention.queue {
+            found.push(Finding::warning(
+                "config.retention.inbox_days",
+                "the inbox forgets events before the embedded broker does, so a late duplicate is applied twice",
+                "set retention.inbox_days to more than retention.queue_days",
+            ));
+        }
+        if let BrokerUrl::RabbitMq(url) = &self.broker.url
+            && url.is_plaintext_over_network()
+        {
+            found.push(Finding::warning(
+                "config.broker.url",
+                format!("{url} sends the password and all events unencrypted over the network"),
+                "use amqps://, or keep the broker on this machine or a private network",
+            ));
+        }
+        if !self.relay.enabled {
+            found.push(Finding::warning(
+                "config.relay.enabled",
+                "this instance publishes nothing (relay.enabled = false)",
+                "make sure that another instance relays, or set relay.enabled = true",
+            ));
+        }
+        found
+    }
+}

@@ -1,0 +1,261 @@
+//! Reads the typed configuration out of the settings, with the limits of each.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use postrider::event::PAYLOAD_BYTES_MAX;
+use postrider::upkeep::Retention;
+use tracing::level_filters::LevelFilter;
+
+use super::settings::Settings;
+use super::{BreakerConfig, BrokerConfig, BrokerUrl, Config, HttpConfig, LogConfig, LogFormat, QueueType, RelayConfig, StoreUrl};
+
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+/// Retention beyond ten years is a typing error.
+const DAYS_MAX: u64 = 3650;
+
+/// The configuration, or `None` when a mistake leaves a value unknown. The settings hold all mistakes afterwards.
+pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
+    let store = settings.parsed("store.url", StoreUrl::parse);
+    let broker = broker(settings);
+    let relay = relay(settings);
+    let breaker = breaker(settings);
+    let retention = retention(settings);
+    let listen = settings.parsed("http.listen", |text| {
+        text.parse().map_err(|_| "must be an address and a port, such as \"127.0.0.1:7070\" or \"[::1]:7070\"")
+    });
+    let log = log(settings);
+    Some(Config {
+        file,
+        store: store?,
+        broker: broker?,
+        relay,
+        breaker,
+        retention,
+        http: HttpConfig { listen: listen? },
+        log: log?,
+    })
+}
+
+fn broker(settings: &mut Settings) -> Option<BrokerConfig> {
+    let url = settings.parsed("broker.url", BrokerUrl::parse);
+    let exchange = settings.parsed("broker.exchange", |name| match name {
+        "" => Err("is empty; RabbitMQ's default exchange cannot route by topic"),
+        long if long.len() > 127 => Err("has more than 127 bytes"),
+        reserved if reserved.starts_with("amq.") && reserved != "amq.topic" => Err("begins with \"amq.\", which RabbitMQ reserves"),
+        name => Ok(name.to_owned()),
+    });
+    let queue_type = settings.choice("broker.queue_type", &[("quorum", QueueType::Quorum), ("classic", QueueType::Classic)]);
+    let payload_bytes_max = settings.integer("broker.payload_bytes_max", 1..=PAYLOAD_BYTES_MAX as u64);
+    let publish_timeout = settings.millis("broker.publish_timeout_ms", 100..=600_000);
+    Some(BrokerConfig {
+        url: url?,
+        exchange: exchange?,
+        declare: settings.flag("broker.declare"),
+        queue_type: queue_type?,
+        payload_bytes_max: usize::try_from(payload_bytes_max).unwrap_or(PAYLOAD_BYTES_MAX),
+        publish_timeout,
+    })
+}
+
+fn relay(settings: &mut Settings) -> RelayConfig {
+    let relay = RelayConfig {
+        enabled: settings.flag("relay.enabled"),
+        poll: settings.millis("relay.poll_ms", 10..=60_000),
+        page: settings.count("relay.page", 1..=10_000) as usize,
+        batch: settings.count("relay.batch", 1..=10_000) as usize,
+        in_flight: settings.count("relay.in_flight", 1..=256) as usize,
+        lanes: settings.count("relay.lanes", 1..=64),
+        // Shorter than a second, a pause of the scheduler would cost the lease.
+        lease: settings.millis("relay.lease_ms", 1_000..=300_000),
+        attempts_max: settings.count("relay.attempts_max", 1..=1_000),
+        backoff_base: settings.millis("relay.backoff_base_ms", 1..=3_600_000),
+        backoff_max: settings.millis("relay.backoff_max_ms", 1..=DAY_MS),
+        jitter: settings.millis("relay.jitter_ms", 0..=60_000),
+        stale_after: Duration::from_secs(settings.integer("relay.stale_after_s", 1..=30 * 24 * 60 * 60)),
+    };
+    if relay.backoff_max < relay.backoff_base {
+        settings.complain("relay.backoff_max_ms", "is below relay.backoff_base_ms", None);
+    }
+    relay
+}
+
+fn breaker(settings: &mut Settings) -> BreakerConfig {
+    let breaker = BreakerConfig {
+        failures: settings.count("breaker.failures", 1..=1_000),
+        window: settings.count("breaker.window", 1..=1_000),
+        ratio: settings.share("breaker.ratio"),
+        calls_min: settings.count("breaker.calls_min", 1..=1_000),
+        open: settings.millis("breaker.open_ms", 1..=3_600_000),
+    };
+    if breaker.calls_min > breaker.window {
+        settings.complain("breaker.calls_min", "is above breaker.window, so the ratio would never count", None);
+    }
+    breaker
+}
+
+fn retention(settings: &mut Settings) -> Retention {
+    let mut days = |key: &str| settings.integer(key, 1..=DAYS_MAX);
+    Retention {
+        outbox: Duration::from_millis(days("retention.outbox_days") * DAY_MS),
+        inbox: Duration::from_millis(days("retention.inbox_days") * DAY_MS),
+        queue: Duration::from_millis(days("retention.queue_days") * DAY_MS),
+    }
+}
+
+fn log(settings: &mut Settings) -> Option<LogConfig> {
+    let formats = [("auto", LogFormat::Auto), ("json", LogFormat::Json), ("pretty", LogFormat::Pretty)];
+    let levels = [
+        ("error", LevelFilter::ERROR),
+        ("warn", LevelFilter::WARN),
+        ("info", LevelFilter::INFO),
+        ("debug", LevelFilter::DEBUG),
+        ("trace", LevelFilter::TRACE),
+        ("off", LevelFilter::OFF),
+    ];
+    let format = settings.choice("log.format", &formats);
+    let level = settings.choice("log.level", &levels);
+    Some(LogConfig { format: format?, level: level?, service: settings.text("log.service") })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::super::load::assemble;
+    use super::super::{BrokerUrl, Config, StoreUrl};
+
+    fn from(text: &str) -> Result<Config, String> {
+        with(text, &[])
+    }
+
+    fn with(text: &str, environment: &[(&str, &str)]) -> Result<Config, String> {
+        let environment: Vec<(String, String)> =
+            environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        assemble(Some((PathBuf::from("postrider.toml"), text.to_owned())), &environment).map_err(|error| error.to_string())
+    }
+
+    fn assert_says(text: &str, parts: &[&str]) {
+        let said = from(text).expect_err("a mistake");
+        for part in parts {
+            assert!(said.contains(part), "{part:?} is missing in:\n{said}");
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        let config = assemble(None, &[]).expect("defaults");
+        assert_eq!(config.store, StoreUrl::Sqlite("./postrider.db".into()));
+        assert_eq!(config.broker.url, BrokerUrl::Embedded);
+        assert_eq!(config.relay.poll, Duration::from_millis(100));
+        assert_eq!(config.http.listen.to_string(), "127.0.0.1:7070");
+        assert!(config.warnings().is_empty());
+    }
+
+    #[test]
+    fn the_library_has_the_same_defaults() {
+        let config = assemble(None, &[]).expect("defaults");
+        assert_eq!(config.retention, postrider::upkeep::Retention::default());
+        let (ours, theirs) = (crate::wire::relay_settings(&config), postrider::RelaySettings::default());
+        assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
+    }
+
+    #[test]
+    fn a_misspelt_key_is_found_with_its_place() {
+        assert_says(
+            "[relay]\nlanes = 2\n  pol_ms = 100\n",
+            &["there is no setting relay.pol_ms", "postrider.toml:3:3", "did you mean poll_ms?"],
+        );
+    }
+
+    #[test]
+    fn a_misspelt_section_is_found() {
+        assert_says("[realy]\npoll_ms = 1\n", &["no section [realy]", "postrider.toml:1:2", "did you mean [relay]?"]);
+        assert_says("poll_ms = 1\n", &["outside of any section", "belongs below [relay]"]);
+        assert_says("relay = 1\n", &["relay is a section"]);
+    }
+
+    #[test]
+    fn a_key_of_another_section_is_shown_its_place() {
+        assert_says("[relay]\nlisten = \"x\"\n", &["no setting relay.listen", "did you mean http.listen?"]);
+    }
+
+    #[test]
+    fn a_wrong_type_is_named() {
+        assert_says(
+            "[relay]\npoll_ms = \"fast\"\n",
+            &["relay.poll_ms must be a whole number, not a text in quotes", "postrider.toml:2:11", "the default is 100"],
+        );
+        assert_says("[relay]\nenabled = 1\n", &["relay.enabled must be true or false"]);
+        assert_says("[http]\nlisten = [\"a\"]\n", &["http.listen must be a text in quotes, not a list"]);
+    }
+
+    #[test]
+    fn limits_are_kept() {
+        assert_says("[relay]\npoll_ms = 1\n", &["relay.poll_ms must be between 10 and 60000, not 1", ":2:11"]);
+        assert_says("[relay]\nlanes = -1\n", &["between 1 and 64, not -1"]);
+        assert_says("[breaker]\nratio = 1.5\n", &["breaker.ratio must be above 0 and at most 1"]);
+        assert_says("[breaker]\ncalls_min = 20\n", &["breaker.calls_min is above breaker.window"]);
+        assert_says("[relay]\nbackoff_base_ms = 600000\n", &["relay.backoff_max_ms is below"]);
+        assert!(from("[breaker]\nratio = 1\n").is_ok(), "a whole number is a number");
+    }
+
+    #[test]
+    fn words_have_suggestions() {
+        assert_says("[log]\nformat = \"jsn\"\n", &["must be one of \"auto\", \"json\", \"pretty\"", "did you mean \"json\"?"]);
+        assert_says("[log]\nlevel = \"verbose\"\n", &["log.level must be one of"]);
+    }
+
+    #[test]
+    fn all_mistakes_are_shown_at_once() {
+        assert_says("[relay]\npoll_ms = 1\nlane = 2\n[log]\nlevel = 3\n", &["poll_ms", "relay.lane", "log.level"]);
+    }
+
+    #[test]
+    fn broken_toml_is_shown_with_its_place() {
+        assert_says("[relay\npoll_ms = 1\n", &["not valid TOML", "postrider.toml:1:"]);
+    }
+
+    #[test]
+    fn the_environment_wins_and_is_checked() {
+        let config = with("[relay]\npoll_ms = 200\n", &[("POSTRIDER__RELAY__POLL_MS", "300")]).expect("valid");
+        assert_eq!(config.relay.poll, Duration::from_millis(300));
+
+        let said = with("", &[("POSTRIDER__RELAY__POL_MS", "300")]).expect_err("unknown");
+        assert!(said.contains("POSTRIDER__RELAY__POL_MS: there is no such setting"), "{said}");
+        assert!(said.contains("did you mean POSTRIDER__RELAY__POLL_MS?"), "{said}");
+
+        let said = with("", &[("POSTRIDER__RELAY__POLL_MS", "fast")]).expect_err("wrong type");
+        assert!(said.contains("POSTRIDER__RELAY__POLL_MS: relay.poll_ms must be a whole number"), "{said}");
+
+        let said = with("", &[("POSTRIDER__RELAY__LANES", "0")]).expect_err("out of range");
+        assert!(said.contains("POSTRIDER__RELAY__LANES: relay.lanes must be between 1 and 64"), "{said}");
+    }
+
+    #[test]
+    fn references_come_from_the_environment() {
+        let text = "[store]\nurl = \"postgres://app:${PW}@db/shop\"\n";
+        let config = with(text, &[("PW", "s3cret")]).expect("valid");
+        match &config.store {
+            StoreUrl::Postgres(url) => assert_eq!(url.expose(), "postgres://app:s3cret@db/shop"),
+            StoreUrl::Sqlite(_) => panic!("not SQLite"),
+        }
+        assert!(!format!("{config:?}").contains("s3cret"));
+        assert_says(text, &["store.url refers to ${PW}, but the environment variable PW is not set", ":2:7"]);
+    }
+
+    #[test]
+    fn passwords_are_not_shown_in_mistakes() {
+        let said = from("[store]\nurl = \"mysql://app:s3cret@db/shop\"\n").expect_err("no MySQL yet");
+        assert!(said.contains("store.url must begin with"), "{said}");
+        assert!(!said.contains("s3cret"), "{said}");
+    }
+
+    #[test]
+    fn an_open_port_is_a_warning() {
+        let config = from("[http]\nlisten = \"0.0.0.0:7070\"\n").expect("valid");
+        assert!(config.warnings().iter().any(|finding| finding.check == "config.http.listen"));
+        assert_says("[http]\nlisten = \"7070\"\n", &["http.listen must be an address and a port"]);
+    }
+}

@@ -1,0 +1,198 @@
+//! Addresses of stores and brokers, which may hold a password: shown only with `***` in its place.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// An address with a possible password. `Display` and `Debug` hide the password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// An address as it was configured.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self(url.into())
+    }
+
+    /// The address with its password, for the driver alone.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether the address leads, unencrypted, to another machine.
+    pub fn is_plaintext_over_network(&self) -> bool {
+        let Some(rest) = self.0.strip_prefix("amqp://") else { return false };
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+        let host = authority.rsplit('@').next().unwrap_or_default();
+        let is_local = host.is_empty() || ["localhost", "127.", "[::1]"].iter().any(|local| host.starts_with(local));
+        !is_local
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&redact(&self.0))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Which database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreUrl {
+    /// A file.
+    Sqlite(PathBuf),
+    /// A server.
+    Postgres(Secret),
+}
+
+impl StoreUrl {
+    /// Reads the setting; the error says what was meant, without the value.
+    pub fn parse(url: &str) -> Result<Self, String> {
+        if let Some(path) = url.strip_prefix("sqlite:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() {
+                return Err("names no file; write \"sqlite:./postrider.db\"".to_owned());
+            }
+            if path.contains(":memory:") || path.contains("mode=memory") {
+                return Err("is in memory, where events would be lost; name a file".to_owned());
+            }
+            if path.contains('?') {
+                return Err("takes no ?options; name the file alone".to_owned());
+            }
+            return Ok(StoreUrl::Sqlite(PathBuf::from(path)));
+        }
+        if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+            return Ok(StoreUrl::Postgres(Secret::new(url)));
+        }
+        Err("must begin with \"sqlite:\" or \"postgres://\"".to_owned())
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreUrl::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            StoreUrl::Postgres(url) => write!(f, "{url}"),
+        }
+    }
+}
+
+/// Which broker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BrokerUrl {
+    /// A log in the store's database.
+    Embedded,
+    /// RabbitMQ.
+    RabbitMq(Secret),
+}
+
+impl BrokerUrl {
+    /// Reads the setting; the error says what was meant, without the value.
+    pub fn parse(url: &str) -> Result<Self, String> {
+        if url == "embedded" {
+            return Ok(BrokerUrl::Embedded);
+        }
+        if url.starts_with("amqp://") || url.starts_with("amqps://") {
+            return Ok(BrokerUrl::RabbitMq(Secret::new(url)));
+        }
+        Err("must be \"embedded\", or begin with \"amqp://\" or \"amqps://\"".to_owned())
+    }
+}
+
+impl fmt::Display for BrokerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BrokerUrl::Embedded => f.write_str("embedded"),
+            BrokerUrl::RabbitMq(url) => write!(f, "{url}"),
+        }
+    }
+}
+
+/// The text with `***` in place of every password in a URL.
+pub fn redact(text: &str) -> String {
+    replace_passwords(text, |_| "***".to_owned())
+}
+
+/// The text with one `*` for every byte of a password in a URL, so that byte positions stay what they are.
+pub fn mask(text: &str) -> String {
+    replace_passwords(text, |password| "*".repeat(password.len()))
+}
+
+fn replace_passwords(text: &str, hide: impl Fn(&str) -> String) -> String {
+    text.split_inclusive(|c: char| c.is_whitespace() || matches!(c, '"' | '\''))
+        .map(|word| {
+            let word = hide_userinfo(word, &hide);
+            hide_parameter(&word, &hide)
+        })
+        .collect()
+}
+
+/// `scheme://user:password@host`, also without the scheme: what stands between the first `:` and the last `@`.
+fn hide_userinfo(word: &str, hide: &impl Fn(&str) -> String) -> String {
+    let start = word.find("://").map_or(0, |at| at + 3);
+    let Some(end) = word.rfind('@').filter(|end| *end > start) else { return word.to_owned() };
+    match word[start..end].find(':') {
+        // `${NAME}` is a reference, not a password, and helps whoever reads the message.
+        Some(colon) if !is_reference(&word[start + colon + 1..end]) => {
+            let from = start + colon + 1;
+            format!("{}{}{}", &word[..from], hide(&word[from..end]), &word[end..])
+        }
+        _ => word.to_owned(),
+    }
+}
+
+/// `?password=…`, as PostgreSQL's URLs allow.
+fn hide_parameter(word: &str, hide: &impl Fn(&str) -> String) -> String {
+    let Some(at) = word.find("password=") else { return word.to_owned() };
+    let from = at + "password=".len();
+    let end = word[from..].find(['&', '"', '\'']).map_or(word.len(), |length| from + length);
+    format!("{}{}{}", &word[..from], hide(&word[from..end]), &word[end..])
+}
+
+fn is_reference(text: &str) -> bool {
+    text.starts_with("${") && text.find('}') == Some(text.len() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BrokerUrl, Secret, StoreUrl, mask, redact};
+
+    #[test]
+    fn passwords_never_show() {
+        for (given, shown) in [
+            ("postgres://app:s3cret@db/shop", "postgres://app:***@db/shop"),
+            ("postgres://app:a@b:c/d@db/shop", "postgres://app:***@db/shop"),
+            ("app:s3cret@db", "app:***@db"),
+            ("postgres://db/shop?user=a&password=s3cret&x=1", "postgres://db/shop?user=a&password=***&x=1"),
+            ("postgres://app@db/shop", "postgres://app@db/shop"),
+            ("url = \"amqp://u:${PW}@h\"", "url = \"amqp://u:${PW}@h\""),
+            ("url = \"amqp://u:p@h\" # mail me@x.org", "url = \"amqp://u:***@h\" # mail me@x.org"),
+        ] {
+            assert_eq!(redact(given), shown);
+            assert_eq!(mask(given).len(), given.len());
+            assert!(!mask(given).contains("s3cret"));
+        }
+        assert_eq!(format!("{:?}", Secret::new("amqp://u:p@h")), "amqp://u:***@h");
+    }
+
+    #[test]
+    fn addresses_name_their_backend() {
+        assert_eq!(StoreUrl::parse("sqlite:a.db"), Ok(StoreUrl::Sqlite("a.db".into())));
+        assert_eq!(StoreUrl::parse("sqlite:///var/a.db"), Ok(StoreUrl::Sqlite("/var/a.db".into())));
+        assert!(StoreUrl::parse("sqlite::memory:").is_err());
+        assert!(StoreUrl::parse("mysql://h/d").is_err());
+        assert!(matches!(BrokerUrl::parse("amqps://h"), Ok(BrokerUrl::RabbitMq(_))));
+        assert!(BrokerUrl::parse("kafka://h").is_err());
+    }
+
+    #[test]
+    fn plaintext_is_told_from_local() {
+        assert!(Secret::new("amqp://u:p@mq.example.org:5672/x").is_plaintext_over_network());
+        assert!(!Secret::new("amqp://u:p@localhost:5672/x").is_plaintext_over_network());
+        assert!(!Secret::new("amqps://u:p@mq.example.org/x").is_plaintext_over_network());
+    }
+}

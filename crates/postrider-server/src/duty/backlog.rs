@@ -1,0 +1,103 @@
+//! The backlog as metrics, and the alert for events that wait too long (R10).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use postrider::store::Store;
+use postrider::upkeep::Backlog;
+
+use super::Duty;
+use crate::config::DESTINATION;
+
+/// The alert is a log line at most this often.
+const ALERT_EVERY: Duration = Duration::from_secs(60);
+
+/// Reads the backlog and raises or ends the alert.
+pub struct BacklogDuty {
+    store: Arc<dyn Store>,
+    alarm: Alarm,
+}
+
+impl BacklogDuty {
+    /// The backlog of one store; an event that waits longer than `stale_after` is stale.
+    pub fn new(store: Arc<dyn Store>, stale_after: Duration) -> Self {
+        Self { store, alarm: Alarm { stale_after, last: None } }
+    }
+}
+
+impl Duty for BacklogDuty {
+    const EVERY: Duration = Duration::from_secs(10);
+
+    async fn run_once(&mut self) {
+        let backlog = match self.store.backlog(DESTINATION).await {
+            Ok(backlog) => backlog,
+            // The probe tells that the store is away; a second line would say nothing new.
+            Err(error) => return tracing::debug!(error_type = error.kind().as_str(), %error, "the backlog cannot be read"),
+        };
+        postrider::metrics::backlog(DESTINATION, &backlog, self.alarm.is_stale(&backlog));
+        match self.alarm.next(&backlog, Instant::now()) {
+            Some(Change::Raised) => tracing::warn!(
+                error_type = "stale",
+                destination = DESTINATION,
+                oldest_s = backlog.oldest_secs.unwrap_or_default(),
+                stale_after_s = self.alarm.stale_after.as_secs(),
+                pending = backlog.pending,
+                retrying = backlog.retrying,
+                waiting = backlog.waiting,
+                failed = backlog.failed,
+                remedy = "look at `postrider status` and at the broker",
+                "events wait too long"
+            ),
+            Some(Change::Over) => tracing::info!(destination = DESTINATION, "no event waits too long any more"),
+            None => {}
+        }
+    }
+}
+
+/// When the alert is told.
+struct Alarm {
+    stale_after: Duration,
+    last: Option<Instant>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Change {
+    Raised,
+    Over,
+}
+
+impl Alarm {
+    fn is_stale(&self, backlog: &Backlog) -> bool {
+        backlog.oldest_secs.is_some_and(|secs| secs >= self.stale_after.as_secs())
+    }
+
+    fn next(&mut self, backlog: &Backlog, now: Instant) -> Option<Change> {
+        if !self.is_stale(backlog) {
+            return self.last.take().map(|_| Change::Over);
+        }
+        if self.last.is_some_and(|last| now.duration_since(last) < ALERT_EVERY) {
+            return None;
+        }
+        self.last = Some(now);
+        Some(Change::Raised)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_event_is_told_once_a_minute_and_when_it_is_over() {
+        let mut alarm = Alarm { stale_after: Duration::from_secs(3600), last: None };
+        let waits = |secs| Backlog { oldest_secs: Some(secs), ..Backlog::default() };
+        let start = Instant::now();
+        let at = |secs| start + Duration::from_secs(secs);
+        assert_eq!(alarm.next(&waits(3599), at(0)), None);
+        assert_eq!(alarm.next(&waits(3600), at(10)), Some(Change::Raised));
+        assert_eq!(alarm.next(&waits(3610), at(20)), None);
+        assert_eq!(alarm.next(&waits(3660), at(70)), Some(Change::Raised));
+        assert_eq!(alarm.next(&Backlog::default(), at(80)), Some(Change::Over));
+        assert_eq!(alarm.next(&Backlog::default(), at(90)), None);
+    }
+}

@@ -1,0 +1,35 @@
+//! What `postrider run` does in the background beside relaying: upkeep, the backlog with its alert, a look at the store.
+//!
+//! Each duty is a `run_once` that reports, and [`every`] is the one loop around it.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+mod backlog;
+mod probe;
+mod upkeep;
+
+pub use backlog::BacklogDuty;
+pub use probe::ProbeDuty;
+pub use upkeep::UpkeepDuty;
+
+/// Something that is done again and again. Its errors are its own to report: nothing here ends the process.
+pub trait Duty: Send + 'static {
+    /// How long to wait between two times.
+    const EVERY: Duration;
+
+    /// Does it once. Runs to its end even while the process stops, because database calls are never dropped half-way.
+    fn run_once(&mut self) -> impl Future<Output = ()> + Send;
+}
+
+/// Does it at once, and then again and again until `stop`.
+pub async fn every<D: Duty>(mut duty: D, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        duty.run_once().await;
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(D::EVERY) => {}
+        }
+    }
+}

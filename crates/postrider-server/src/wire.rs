@@ -1,0 +1,117 @@
+//! From the config to the library's trait objects.
+
+use std::sync::Arc;
+
+use postrider::broker::Broker;
+use postrider::broker::embedded::Embedded;
+use postrider::broker::rabbitmq::{self, RabbitMq, RabbitMqSettings};
+use postrider::lease::{LeaseTimes, Leases};
+use postrider::migrate::Migration;
+use postrider::relay::{Backoff, BreakerSettings};
+use postrider::store::Store;
+use postrider::store::postgres::{self, PostgresStore};
+use postrider::store::sqlite::{self, SqliteStore};
+use postrider::{Error, Kind, Relay, RelaySettings, Result};
+
+use crate::config::{BrokerUrl, Config, DESTINATION, QueueType, StoreUrl};
+
+/// Opens the store; a SQLite file that does not exist is created.
+pub async fn create_store(config: &Config) -> Result<Arc<dyn Store>> {
+    match &config.store {
+        StoreUrl::Sqlite(path) => Ok(Arc::new(SqliteStore::open(path).await?)),
+        StoreUrl::Postgres(url) => Ok(Arc::new(PostgresStore::connect(url.expose()).await?)),
+    }
+}
+
+/// Opens the store of a Postrider that has been set up: commands that only look or send must not create an empty
+/// database where somebody mistyped a path, and leave events in it that nobody relays.
+pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>> {
+    let store = open_unchecked(config).await?;
+    store.schema().await?.require()?;
+    Ok(store)
+}
+
+/// The same without a look at the schema.
+pub async fn open_unchecked(config: &Config) -> Result<Arc<dyn Store>> {
+    if let StoreUrl::Sqlite(path) = &config.store
+        && !path.exists()
+    {
+        return Err(Error::new(Kind::Missing, format!("there is no database {}", path.display())).with_remedy(
+            "create it with `postrider run` or `postrider migrate`, or name the right one (store.url, --config)",
+        ));
+    }
+    create_store(config).await
+}
+
+/// The migrations of the configured kind of store, without a database.
+pub fn migrations(config: &Config) -> &'static [Migration] {
+    match &config.store {
+        StoreUrl::Sqlite(_) => sqlite::MIGRATIONS,
+        StoreUrl::Postgres(_) => postgres::MIGRATIONS,
+    }
+}
+
+/// The broker. Connects when it is first needed.
+pub fn broker(config: &Config, store: &Arc<dyn Store>) -> Result<Arc<dyn Broker>> {
+    match server(config)? {
+        Some(broker) => Ok(broker),
+        None => Ok(Arc::new(Embedded::new(store.clone()))),
+    }
+}
+
+/// The broker if it is a server of its own; the embedded one needs the store.
+pub fn server(config: &Config) -> Result<Option<Arc<dyn Broker>>> {
+    let BrokerUrl::RabbitMq(url) = &config.broker.url else { return Ok(None) };
+    let settings = RabbitMqSettings {
+        exchange: config.broker.exchange.clone(),
+        declare: config.broker.declare,
+        payload_bytes_max: config.broker.payload_bytes_max,
+        publish_timeout: config.broker.publish_timeout,
+        queue_type: match config.broker.queue_type {
+            QueueType::Quorum => rabbitmq::QueueType::Quorum,
+            QueueType::Classic => rabbitmq::QueueType::Classic,
+        },
+        ..RabbitMqSettings::new(url.expose())
+    };
+    let broker = RabbitMq::new(settings).map_err(|error| error.context("broker.url"))?;
+    Ok(Some(Arc::new(broker)))
+}
+
+/// The relay to the one destination.
+pub fn relay(config: &Config, store: &Arc<dyn Store>, broker: &Arc<dyn Broker>) -> Relay {
+    let source = store.source(DESTINATION, config.relay.lanes);
+    let leases: Arc<dyn Leases> = store.clone();
+    Relay::new(DESTINATION, source, leases, broker.clone(), relay_settings(config))
+}
+
+/// How the relay works.
+pub fn relay_settings(config: &Config) -> RelaySettings {
+    let (relay, breaker) = (&config.relay, &config.breaker);
+    RelaySettings {
+        lanes: relay.lanes,
+        poll: relay.poll,
+        page: relay.page,
+        batch: relay.batch,
+        in_flight: relay.in_flight,
+        attempts_max: relay.attempts_max,
+        backoff: Backoff { base: relay.backoff_base, max: relay.backoff_max, jitter: relay.jitter },
+        breaker: BreakerSettings {
+            failures: breaker.failures,
+            window: breaker.window as usize,
+            ratio: breaker.ratio,
+            calls_min: breaker.calls_min as usize,
+            open: breaker.open,
+        },
+        lease: LeaseTimes { ttl: relay.lease },
+    }
+}
+
+/// An error when the event is heavier than the destination accepts; better told to the producer than found by the relay.
+pub fn check_weight(event: &postrider::Event, payload_bytes_max: usize) -> Result<()> {
+    let bytes = event.payload().len();
+    if bytes <= payload_bytes_max {
+        return Ok(());
+    }
+    let message = format!("the payload has {bytes} bytes, broker.payload_bytes_max is {payload_bytes_max}");
+    Err(Error::new(Kind::TooLarge, message))
+}

@@ -1,0 +1,3 @@
+//! What Postrider's tests, crash runs and benchmarks stand on.
+
+pub mod testbed;

@@ -1,0 +1,68 @@
+//! The broker over a store's log.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::Queue;
+use super::subscription::EmbeddedSubscription;
+use crate::broker::{Batching, Broker, Subscription};
+use crate::doctor::Finding;
+use crate::error::Result;
+use crate::event::Event;
+use crate::handler::ConsumerSpec;
+use crate::lease::Lease;
+
+/// The embedded broker. Its log lives where the outbox lives.
+pub struct Embedded<Q: Queue + ?Sized> {
+    queue: Arc<Q>,
+    poll: Duration,
+}
+
+impl<Q: Queue + ?Sized + 'static> Embedded<Q> {
+    /// A broker over a store's log.
+    pub fn new(queue: Arc<Q>) -> Self {
+        Self { queue, poll: Duration::from_millis(100) }
+    }
+
+    /// Chooses the longest wait between two looks at the log.
+    #[must_use]
+    pub fn poll(mut self, poll: Duration) -> Self {
+        self.poll = poll;
+        self
+    }
+}
+
+#[async_trait]
+impl<Q: Queue + ?Sized + 'static> Broker for Embedded<Q> {
+    fn batching(&self) -> Batching {
+        Batching::Atomic
+    }
+
+    fn check(&self, event: &Event) -> Result<()> {
+        event.validate()
+    }
+
+    async fn publish(&self, batch: &[Arc<Event>]) -> Vec<Result<()>> {
+        match self.queue.append(batch).await {
+            Ok(()) => batch.iter().map(|_| Ok(())).collect(),
+            Err(error) => batch.iter().map(|_| Err(error.duplicate())).collect(),
+        }
+    }
+
+    fn blocked(&self) -> Option<String> {
+        None
+    }
+
+    async fn subscribe(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<Box<dyn Subscription>> {
+        let offset = self.queue.open(consumer, lease).await?;
+        let subscription =
+            EmbeddedSubscription::new(self.queue.clone(), consumer.clone(), lease.clone(), offset, self.poll);
+        Ok(Box::new(subscription))
+    }
+
+    async fn inspect(&self) -> Result<Vec<Finding>> {
+        Ok(vec![Finding::ok("broker", "embedded: the log is in the store's database")])
+    }
+}

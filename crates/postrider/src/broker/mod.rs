@@ -1,0 +1,87 @@
+//! Brokers: carry events from the relay to every consumer.
+//!
+//! The contract that every broker keeps is tested by `postrider_testkit::conformance::broker`.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::doctor::Finding;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::handler::ConsumerSpec;
+use crate::lease::Lease;
+
+pub mod cloudevents;
+pub mod embedded;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
+pub mod topic;
+
+/// How a broker treats the events of one batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batching {
+    /// Each event succeeds or fails on its own. Two events of one key must not be in flight together, or the second
+    /// could arrive although the first failed.
+    Independent,
+    /// The whole batch, in order, or nothing of it.
+    Atomic,
+}
+
+/// A broker. Shared by all lanes and consumers of an instance; every method may be called concurrently.
+#[async_trait]
+pub trait Broker: Send + Sync {
+    /// How batches behave.
+    fn batching(&self) -> Batching;
+
+    /// Whether the broker can carry this event at all (size, headers). Called before the first publish; an error
+    /// parks the event without troubling the broker.
+    fn check(&self, event: &Event) -> Result<()>;
+
+    /// Publishes a batch and returns one result per event, in the same order, when all are known.
+    ///
+    /// `Ok` means: durably stored by the broker for at least one queue (or consumer group). An error whose
+    /// [`crate::Kind::belongs_to_event`] holds is the event's own fault; any other error means that the broker was not
+    /// able to say, and the event must be published again, with the same id. Never blocks longer than the broker's
+    /// publish time-out.
+    async fn publish(&self, batch: &[Arc<Event>]) -> Vec<Result<(), Error>>;
+
+    /// Why the broker asks publishers to stop at the moment, if it does.
+    fn blocked(&self) -> Option<String>;
+
+    /// Starts to receive the messages of one slot of a consumer. The place where the consumer's messages gather
+    /// (queue, group) is declared durable, with its bindings, and read back; an unsafe or different one is an error
+    /// that names it.
+    async fn subscribe(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<Box<dyn Subscription>>;
+
+    /// Reads the broker's settings back and reports what is unsafe. For `doctor` and for start-up.
+    async fn inspect(&self) -> Result<Vec<Finding>>;
+}
+
+/// A message as it arrived. One that cannot be understood is still a message.
+#[derive(Debug)]
+pub struct Delivery {
+    /// What to give to [`Subscription::ack`].
+    pub tag: u64,
+    /// The event, or why it is none.
+    pub event: Result<Event, Error>,
+    /// Whether the broker says that it was delivered before.
+    pub is_redelivered: bool,
+}
+
+/// The stream of one consumer's messages. Messages of one key come in order; one that was not acked comes again
+/// after the subscription ends, before later ones of its key.
+#[async_trait]
+pub trait Subscription: Send {
+    /// The next message; waits for it. Holds at most `prefetch` messages unacked. Cancel-safe. An error ends the
+    /// subscription.
+    async fn next(&mut self) -> Result<Delivery>;
+
+    /// Says that the message's effect is committed. Acks may come in any order.
+    async fn ack(&mut self, tag: u64) -> Result<()>;
+
+    /// Ends the subscription in good order. Not calling it is safe: what was acked may then be delivered again.
+    async fn close(&mut self) -> Result<()> {
+        Ok(())
+    }
+}

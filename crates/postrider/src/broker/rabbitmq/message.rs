@@ -1,0 +1,258 @@
+//! An event as an AMQP message, and back: CloudEvents 1.0, AMQP binding, binary mode.
+//!
+//! Attributes are headers with the prefix `cloudEvents:`; the producer's own headers stand beside them under their own
+//! names. The AMQP properties repeat what brokers, tools and foreign consumers look at (message id, type, content type,
+//! timestamp, correlation id), and `delivery_mode` 2 makes the message survive a restart.
+
+use chrono::{DateTime, Utc};
+use lapin::BasicProperties;
+use lapin::message::Delivery as Received;
+use lapin::types::{AMQPValue, FieldTable, ShortString};
+
+use crate::broker::cloudevents::{self, Attribute, Decoder};
+use crate::broker::{Delivery, topic};
+use crate::error::{Error, Kind, Result};
+use crate::event::Event;
+use crate::handler::SLOTS_MAX;
+
+/// The header that sharded consumers' queues are bound by: the event's hash, modulo [`SLOTS_MAX`].
+pub(super) const SLOT_HEADER: &str = "postrider-slot";
+/// Headers travel in one frame, and RabbitMQ's default frame has 128 KiB; the rest of the frame is the properties'.
+const HEADERS_BYTES_MAX: usize = 96 * 1024;
+/// What AMQP adds around a header: its length bytes and type.
+const HEADER_OVERHEAD_BYTES: usize = 6;
+/// A short string's length is one byte.
+const SHORT_BYTES_MAX: usize = 255;
+/// Names that RabbitMQ itself acts on: as text they would close the channel, or reroute the message.
+const RESERVED: [&str; 4] = ["CC", "BCC", "x-death", SLOT_HEADER];
+const PERSISTENT: u8 = 2;
+
+/// Whether RabbitMQ can carry the event.
+pub(super) fn check(event: &Event, payload_bytes_max: usize) -> Result<()> {
+    if event.topic().len() > SHORT_BYTES_MAX {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("the topic has {} bytes, a routing key at most {SHORT_BYTES_MAX}", event.topic().len()),
+        ));
+    }
+    if event.payload().len() > payload_bytes_max {
+        return Err(Error::new(
+            Kind::TooLarge,
+            format!("the payload has {} bytes, the limit of this destination is {payload_bytes_max}", event.payload().len()),
+        ));
+    }
+    if let Some(name) = event.headers().keys().find(|name| RESERVED.contains(&name.as_str())) {
+        return Err(Error::new(Kind::Invalid, format!("the header name {name:?} has a meaning of its own on RabbitMQ"))
+            .with_remedy("choose another header name"));
+    }
+    if let Some(name) = event.headers().keys().find(|name| name.len() > SHORT_BYTES_MAX) {
+        return Err(Error::new(Kind::Invalid, format!("a header name has {} bytes, too many for RabbitMQ", name.len())));
+    }
+    let bytes = headers_bytes(event);
+    if bytes > HEADERS_BYTES_MAX {
+        return Err(Error::new(
+            Kind::TooLarge,
+            format!("the headers have {bytes} bytes together, RabbitMQ's frame takes {HEADERS_BYTES_MAX}"),
+        )
+        .with_remedy("move what is large from the headers into the payload"));
+    }
+    Ok(())
+}
+
+fn headers_bytes(event: &Event) -> usize {
+    let mut bytes = 0;
+    // The attributes are bounded by `Event::validate`, but counted all the same: the sum is what must fit.
+    cloudevents::encode(event, |attribute, value| {
+        bytes += amqp_name(attribute).len() + value.len() + HEADER_OVERHEAD_BYTES;
+    });
+    for (name, value) in event.headers() {
+        bytes += name.len() + value.len() + HEADER_OVERHEAD_BYTES;
+    }
+    bytes
+}
+
+/// The header of an attribute.
+fn amqp_name(attribute: Attribute) -> &'static str {
+    match attribute {
+        Attribute::SpecVersion => "cloudEvents:specversion",
+        Attribute::Id => "cloudEvents:id",
+        Attribute::Source => "cloudEvents:source",
+        Attribute::Type => "cloudEvents:type",
+        Attribute::Time => "cloudEvents:time",
+        Attribute::Subject => "cloudEvents:subject",
+        Attribute::Tenant => "cloudEvents:tenant",
+        Attribute::Correlation => "cloudEvents:correlationid",
+        Attribute::Causation => "cloudEvents:causationid",
+        Attribute::Key => "cloudEvents:partitionkey",
+        Attribute::TraceParent => "cloudEvents:traceparent",
+        Attribute::TraceState => "cloudEvents:tracestate",
+    }
+}
+
+/// The value of [`SLOT_HEADER`]. A signed long, because a headers binding compares type and value.
+pub(super) fn slot_value(slot: u32) -> AMQPValue {
+    AMQPValue::LongLongInt(i64::from(slot))
+}
+
+/// The properties of an event's message. A text too long for a short string is left to its header.
+pub(super) fn properties(event: &Event) -> BasicProperties {
+    let mut headers = FieldTable::default();
+    cloudevents::encode(event, |attribute, value| {
+        headers.insert(ShortString::from(amqp_name(attribute)), AMQPValue::LongString(value.into_owned().into()));
+    });
+    for (name, value) in event.headers() {
+        // `check` refuses longer names; a name that came past it is left out instead of ending the process.
+        if let Ok(name) = ShortString::try_new(name.as_str()) {
+            headers.insert(name, AMQPValue::LongString(value.as_str().into()));
+        }
+    }
+    headers.insert(ShortString::from(SLOT_HEADER), slot_value(topic::event_hash(event) % SLOTS_MAX));
+
+    let mut properties = BasicProperties::default()
+        .with_headers(headers)
+        .with_delivery_mode(PERSISTENT)
+        .with_message_id(ShortString::from(event.id().to_string()))
+        .with_timestamp(u64::try_from(event.time().timestamp()).unwrap_or_default());
+    if let Ok(kind) = ShortString::try_new(event.kind()) {
+        properties = properties.with_type(kind);
+    }
+    if let Ok(content_type) = ShortString::try_new(event.content_type()) {
+        properties = properties.with_content_type(content_type);
+    }
+    if let Some(Ok(correlation)) = event.correlation().map(ShortString::try_new) {
+        properties = properties.with_correlation_id(correlation);
+    }
+    properties
+}
+
+/// A received message.
+pub(super) fn delivery(received: Received) -> Delivery {
+    Delivery {
+        tag: received.delivery_tag,
+        is_redelivered: received.redelivered,
+        event: event(received.routing_key, &received.properties, received.data),
+    }
+}
+
+fn event(routing_key: ShortString, properties: &BasicProperties, payload: Vec<u8>) -> Result<Event> {
+    let mut decoder = Decoder::new(routing_key);
+    for (name, value) in properties.headers().iter().flatten() {
+        let Some(value) = as_text(value) else { continue };
+        let name = name.as_str();
+        // The binding allows both prefixes; JMS cannot carry the colon.
+        if let Some(attribute) = name.strip_prefix("cloudEvents:").or_else(|| name.strip_prefix("cloudEvents_")) {
+            decoder.attribute(attribute, value);
+        } else if name != SLOT_HEADER {
+            decoder.header(name, value);
+        }
+    }
+    if let Some(id) = properties.message_id() {
+        decoder.carrier_id(id.as_str());
+    }
+    if let Some(kind) = properties.kind() {
+        decoder.carrier_type(kind.as_str());
+    }
+    if let Some(content_type) = properties.content_type() {
+        decoder.content_type(content_type.as_str());
+    }
+    if let Some(correlation) = properties.correlation_id() {
+        decoder.carrier_correlation(correlation.as_str());
+    }
+    let seconds = properties.timestamp().and_then(|seconds| i64::try_from(seconds).ok());
+    if let Some(time) = seconds.and_then(|seconds| DateTime::<Utc>::from_timestamp(seconds, 0)) {
+        decoder.carrier_time(time);
+    }
+    decoder.finish(payload)
+}
+
+/// A scalar as text. Tables and arrays (`x-death`) have no place in an event.
+fn as_text(value: &AMQPValue) -> Option<String> {
+    match value {
+        AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok().map(str::to_owned),
+        AMQPValue::ShortString(text) => Some(text.to_string()),
+        AMQPValue::Boolean(value) => Some(value.to_string()),
+        AMQPValue::ShortShortInt(value) => Some(value.to_string()),
+        AMQPValue::ShortShortUInt(value) => Some(value.to_string()),
+        AMQPValue::ShortInt(value) => Some(value.to_string()),
+        AMQPValue::ShortUInt(value) => Some(value.to_string()),
+        AMQPValue::LongInt(value) => Some(value.to_string()),
+        AMQPValue::LongUInt(value) => Some(value.to_string()),
+        AMQPValue::LongLongInt(value) => Some(value.to_string()),
+        AMQPValue::Float(value) => Some(value.to_string()),
+        AMQPValue::Double(value) => Some(value.to_string()),
+        AMQPValue::Timestamp(seconds) => i64::try_from(*seconds)
+            .ok()
+            .and_then(|seconds| DateTime::<Utc>::from_timestamp(seconds, 0))
+            .map(|time| time.to_rfc3339()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn travel(event: &Event) -> Event {
+        super::event(event.topic().into(), &properties(event), event.payload().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn an_event_comes_back_as_it_was() {
+        let event = Event::builder("orders.created", "order.created")
+            .key("ö-1")
+            .source("shop")
+            .correlation("c".repeat(1000))
+            .header("region", "eu")
+            .payload("text/plain", "x")
+            .build()
+            .unwrap();
+        assert_eq!(travel(&event), event);
+    }
+
+    #[test]
+    fn a_type_longer_than_a_short_string_still_travels() {
+        let event = Event::builder("t", "k".repeat(1024)).payload("text/plain", "x").build().unwrap();
+        assert!(check(&event, 10).is_ok());
+        assert_eq!(travel(&event), event);
+    }
+
+    #[test]
+    fn headers_that_rabbitmq_acts_on_are_refused() {
+        for name in RESERVED {
+            let event = Event::builder("t", "k").header(name, "x").payload("text/plain", "x").build().unwrap();
+            assert_eq!(check(&event, 10).unwrap_err().kind(), Kind::Invalid, "{name}");
+        }
+    }
+
+    #[test]
+    fn headers_larger_than_a_frame_are_refused() {
+        let mut builder = Event::builder("t", "k").payload("text/plain", "x");
+        for n in 0..16 {
+            builder = builder.header(format!("h{n}"), "x".repeat(8000));
+        }
+        assert_eq!(check(&builder.build().unwrap(), 10).unwrap_err().kind(), Kind::TooLarge);
+    }
+
+    #[test]
+    fn a_payload_over_the_limit_is_refused() {
+        let event = Event::builder("t", "k").payload("text/plain", "12345").build().unwrap();
+        assert!(check(&event, 5).is_ok());
+        assert_eq!(check(&event, 4).unwrap_err().kind(), Kind::TooLarge);
+    }
+
+    #[test]
+    fn a_foreign_message_is_an_event_if_it_has_an_id() {
+        let mut headers = FieldTable::default();
+        headers.insert("cloudEvents_subject".into(), AMQPValue::LongString("s".into()));
+        headers.insert("tries".into(), AMQPValue::LongInt(3));
+        headers.insert("x-death".into(), AMQPValue::FieldTable(FieldTable::default()));
+        let bare = BasicProperties::default().with_headers(headers).with_timestamp(1_700_000_000);
+        assert_eq!(super::event("a.b".into(), &bare, Vec::new()).unwrap_err().kind(), Kind::Corrupt);
+
+        let event = super::event("a.b".into(), &bare.with_message_id("m-1".into()), b"x".to_vec()).unwrap();
+        assert_eq!((event.topic(), event.kind(), event.subject()), ("a.b", "a.b", Some("s")));
+        assert_eq!(event.headers().len(), 1);
+        assert_eq!(event.headers()["tries"], "3");
+        assert_eq!(event.time().timestamp(), 1_700_000_000);
+    }
+}

@@ -1,0 +1,93 @@
+//! The messages of one slot of a consumer, over a channel of its own.
+
+use async_trait::async_trait;
+use futures_util::{FutureExt, StreamExt};
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::{FieldTable, ShortString};
+use lapin::{Channel, Consumer};
+
+use super::error::classify;
+use super::link::Live;
+use super::message;
+use super::topology::queue_name;
+use crate::broker::{Delivery, Subscription};
+use crate::error::{Error, Kind, Result};
+use crate::handler::ConsumerSpec;
+use crate::lease::Lease;
+
+/// A consumer tag is an AMQP short string.
+const TAG_BYTES_MAX: usize = 255;
+
+pub(super) struct QueueSubscription {
+    consumer: Consumer,
+    channel: Channel,
+    queue: String,
+    shown: String,
+}
+
+impl QueueSubscription {
+    /// Begins to consume a queue that is there.
+    pub async fn open(live: &Live, consumer: &ConsumerSpec, lease: &Lease, shown: &str) -> Result<Self> {
+        let queue = queue_name(consumer, lease.slot);
+        let doing = || format!("consume the queue {queue:?}");
+        let name = ShortString::try_new(queue.as_str())
+            .map_err(|error| Error::new(Kind::Config, "the queue's name is too long").with_source(error))?;
+        let channel = live.channel().await.map_err(|error| classify(error, doing(), shown))?;
+        channel
+            .basic_qos(consumer.prefetch, BasicQosOptions::default())
+            .await
+            .map_err(|error| classify(error, doing(), shown))?;
+        let consumer = channel
+            .basic_consume(name, tag(lease), BasicConsumeOptions::default(), FieldTable::default())
+            .await
+            .map_err(|error| classify(error, doing(), shown))?;
+        Ok(Self { consumer, channel, queue, shown: shown.to_owned() })
+    }
+
+    fn ended(&self, error: lapin::Error) -> Error {
+        let error = classify(error, format!("go on consuming the queue {:?}", self.queue), &self.shown);
+        match error.kind() {
+            // A queue that could be consumed a moment ago agrees with us; the broker closed this channel for another
+            // reason, such as an ack that took longer than its consumer_timeout. A new channel is the cure.
+            Kind::Mismatch => Error::new(Kind::Unavailable, error.to_string())
+                .with_remedy("if it comes again, raise the broker's consumer_timeout or make the handler faster"),
+            _ => error,
+        }
+    }
+}
+
+/// Names the instance, so that `rabbitmqctl list_consumers` shows who has a queue.
+fn tag(lease: &Lease) -> ShortString {
+    let mut tag = format!("{}/{}@{}#{}", lease.group, lease.slot, lease.owner, lease.epoch);
+    while tag.len() > TAG_BYTES_MAX {
+        tag.pop();
+    }
+    ShortString::try_new(tag).unwrap_or_default()
+}
+
+#[async_trait]
+impl Subscription for QueueSubscription {
+    async fn next(&mut self) -> Result<Delivery> {
+        match self.consumer.next().await {
+            Some(Ok(received)) => Ok(message::delivery(received)),
+            Some(Err(error)) => Err(self.ended(error)),
+            None if self.channel.status().connected() => Err(Error::new(
+                Kind::Missing,
+                format!("RabbitMQ at {} ended the consumption of the queue {:?}: it was deleted or moved", self.shown, self.queue),
+            )),
+            None => Err(Error::new(
+                Kind::Unavailable,
+                format!("the connection to RabbitMQ at {} was closed while consuming the queue {:?}", self.shown, self.queue),
+            )),
+        }
+    }
+
+    async fn ack(&mut self, tag: u64) -> Result<()> {
+        // The first poll queues the frame; waiting until the socket took it would cost two context switches per
+        // message and prove nothing, because the broker does not answer acks. Their number is bounded by the prefetch.
+        match self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never() {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(self.ended(error)),
+        }
+    }
+}

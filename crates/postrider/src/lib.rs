@@ -1,0 +1,54 @@
+//! Postrider carries events from one service's database to every other service: never lost, never overtaken within
+//! their key, applied once.
+//!
+//! The modules follow the way of an event:
+//!
+//! 1. [`event`]: an immutable envelope around a payload.
+//! 2. [`outbox`]: one insert in the caller's own transaction.
+//! 3. [`source`]: the relay learns of committed rows.
+//! 4. [`relay`]: keeps the order of each key, asks the breaker, publishes, settles under a fenced lease.
+//! 5. [`broker`]: carries the event to every consumer.
+//! 6. [`inbox`]: admits each event once, in the transaction of its effect.
+//! 7. [`handler`]: applies it.
+//!
+//! Beside the way stand [`store`] (PostgreSQL, SQLite), [`lease`] (who does what, fenced) and [`upkeep`] (partitions,
+//! retention, backlog). [`migrate`] and [`doctor`] are for the people who run it.
+//!
+//! ```no_run
+//! # #[cfg(feature = "postgres")]
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use postrider::{Event, Outbox};
+//!
+//! let pool = sqlx::PgPool::connect("postgres://localhost/shop").await?;
+//! let outbox = Outbox::new();
+//!
+//! let mut tx = pool.begin().await?;
+//! sqlx::query("UPDATE orders SET state = 'paid' WHERE id = 'o-1'").execute(&mut *tx).await?;
+//! let event = Event::builder("orders.paid", "order.paid").key("o-1").json(&serde_json::json!({"order": "o-1"}))?.build()?;
+//! outbox.append(&mut tx, &event).await?;
+//! tx.commit().await?;
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod error;
+pub mod event;
+pub mod outbox;
+pub mod source;
+pub mod relay;
+pub mod broker;
+pub mod inbox;
+pub mod handler;
+pub mod lease;
+pub mod upkeep;
+pub mod migrate;
+pub mod doctor;
+pub mod metrics;
+pub mod store;
+mod task;
+
+pub use error::{Error, Kind, Result, Retry};
+pub use event::{Event, EventBuilder, Payload};
+pub use handler::{Consumer, ConsumerSpec, Handler};
+pub use outbox::Outbox;
+pub use relay::{Relay, RelaySettings};

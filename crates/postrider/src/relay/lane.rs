@@ -1,0 +1,412 @@
+//! One lane: reads ahead, publishes in parallel batches, settles. All waiting happens in one `select!`; database and
+//! broker calls run as tasks of their own, so that none is ever dropped half-way.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::pipeline::{Item, Pipeline, RetryPolicy};
+use super::{Backoff, Gate, Permit, RelaySettings};
+use crate::broker::{Batching, Broker};
+use crate::error::{Error, Kind, Result};
+use crate::lease::Lease;
+use crate::metrics;
+use crate::task;
+use crate::source::{Opened, Page, ParkedRow, Position, Settlement, Source};
+
+/// The position is written at most this often while events flow. A crash republishes what was confirmed since; the
+/// longer the wait, the fewer row versions pile up under a long-running snapshot.
+const SETTLE_EVERY: Duration = Duration::from_millis(100);
+/// The side table is looked at this often while it holds something.
+const DUE_EVERY: Duration = Duration::from_millis(500);
+/// Rows of the side table taken at once.
+const DUE_LIMIT: usize = 500;
+/// The side table's keys are read anew this often, in case a person discarded some.
+const REOPEN_EVERY: Duration = Duration::from_secs(30);
+/// The shortest wait between two looks at an empty outbox.
+const POLL_MIN: Duration = Duration::from_millis(1);
+/// From this wait on a commit must wake us; below it, looking again is cheaper than being woken.
+const SLEEP_FROM: Duration = Duration::from_millis(10);
+/// While the broker is blocked or another lane probes it, ask again this often.
+const GATE_EVERY: Duration = Duration::from_millis(100);
+/// A stop waits this long for what was read to be published.
+const DRAIN_WAIT: Duration = Duration::from_secs(10);
+/// Waits between publish calls that fail because of the destination, before the breaker opens. Five of them outlast
+/// the usual restart of a broker.
+const OUTAGE: Backoff =
+    Backoff { base: Duration::from_millis(200), max: Duration::from_secs(5), jitter: Duration::from_millis(200) };
+/// Waits between database calls that fail.
+const STORE_OUTAGE: Backoff =
+    Backoff { base: Duration::from_millis(100), max: Duration::from_secs(2), jitter: Duration::from_millis(200) };
+
+pub(super) struct Lane {
+    pub destination: String,
+    pub lease: Lease,
+    pub source: Arc<dyn Source>,
+    pub broker: Arc<dyn Broker>,
+    pub settings: RelaySettings,
+    pub gate: Gate,
+}
+
+impl Lane {
+    /// Works until `stop` or until the lease is lost.
+    pub async fn run(self, stop: CancellationToken) {
+        metrics::lanes_held(&self.destination, 1.0);
+        let destination = self.destination.clone();
+        let lane = self.lease.slot;
+        let mut failures = 0;
+        loop {
+            // Everything in memory is built anew from what is on disk, so any error may simply start over.
+            let mut run = match Run::open(&self).await {
+                Ok(run) => run,
+                Err(error) if error.kind() == Kind::LeaseLost => break,
+                Err(error) => {
+                    failures += 1;
+                    tracing::warn!(destination = %self.destination, lane, error_type = error.kind().as_str(), %error,
+                        causes = ?error.causes(), remedy = error.remedy(), "cannot open the lane");
+                    if STORE_OUTAGE.wait(failures, &stop).await {
+                        continue;
+                    }
+                    break;
+                }
+            };
+            match run.work(&stop, &mut failures).await {
+                Ok(()) => break,
+                Err(error) if error.kind() == Kind::LeaseLost => {
+                    tracing::warn!(destination = %destination, lane, "another instance has taken over the lane");
+                    break;
+                }
+                Err(error) => {
+                    failures += 1;
+                    tracing::warn!(destination = %destination, lane, error_type = error.kind().as_str(), %error,
+                        causes = ?error.causes(), remedy = error.remedy(), "the lane starts over from its position");
+                }
+            }
+            if !STORE_OUTAGE.wait(failures, &stop).await {
+                break;
+            }
+        }
+        metrics::lanes_held(&destination, -1.0);
+    }
+}
+
+/// A publish call: when it began, what was sent, what came of it.
+type Batch = (Instant, Vec<Item>, Vec<Result<()>>);
+
+/// What a look at the side table found: rows to try, and now and then its keys (with the version they stand for).
+struct Due {
+    keys: Option<(u64, Opened)>,
+    rows: Vec<ParkedRow>,
+}
+
+struct Run<'a> {
+    lane: &'a Lane,
+    pipeline: Pipeline,
+    /// Up to where the log was read, confirmed or not.
+    cursor: Position,
+    reading: Option<JoinHandle<Result<Page>>>,
+    dueing: Option<JoinHandle<Result<Due>>>,
+    settling: Option<JoinHandle<Result<()>>>,
+    batches: JoinSet<Batch>,
+    /// Publish one by one for this many events: an atomic batch was refused, and it must be found out by which.
+    singles: usize,
+    hold_until: Option<Instant>,
+    last_work: Instant,
+    next_poll: Instant,
+    next_due: Instant,
+    next_reopen: Instant,
+    last_settle: Instant,
+    is_asleep: bool,
+}
+
+impl<'a> Run<'a> {
+    async fn open(lane: &'a Lane) -> Result<Run<'a>> {
+        let opened = lane.source.open(&lane.lease).await?;
+        let backoff = lane.settings.backoff;
+        let policy = RetryPolicy {
+            attempts_max: lane.settings.attempts_max,
+            delay: Box::new(move |attempts| backoff.delay_with(attempts, &mut fastrand::Rng::new())),
+        };
+        let mut pipeline = Pipeline::new(lane.broker.batching(), policy);
+        pipeline.set_parked(&opened, 0);
+        let now = Instant::now();
+        Ok(Run {
+            lane,
+            pipeline,
+            cursor: opened.position,
+            reading: None,
+            dueing: None,
+            settling: None,
+            batches: JoinSet::new(),
+            singles: 0,
+            hold_until: None,
+            last_work: now,
+            next_poll: now,
+            next_due: now,
+            next_reopen: now + REOPEN_EVERY,
+            last_settle: now,
+            is_asleep: false,
+        })
+    }
+
+    async fn work(&mut self, stop: &CancellationToken, failures: &mut u32) -> Result<()> {
+        let result = self.work_until(stop, failures).await;
+        // Publish calls under way run to their end, and the breaker hears of a probe, whatever ended the work.
+        while let Some(batch) = self.batches.join_next().await {
+            self.published(batch.map_err(publish_task_ended)?);
+        }
+        result
+    }
+
+    async fn work_until(&mut self, stop: &CancellationToken, failures: &mut u32) -> Result<()> {
+        let mut drain_until = None;
+        loop {
+            let is_stopping = stop.is_cancelled();
+            if is_stopping {
+                let until = *drain_until.get_or_insert_with(|| Instant::now() + DRAIN_WAIT);
+                let is_drained = self.pipeline.open() == 0 && self.batches.is_empty();
+                if is_drained || Instant::now() >= until || self.lane.gate.closed_because().is_some() {
+                    return self.finish().await;
+                }
+            }
+            let timer = self.start_work(is_stopping);
+            tokio::select! {
+                () = stop.cancelled(), if !is_stopping => {}
+                page = task::join(&mut self.reading) => {
+                    self.reading = None;
+                    self.read(page?);
+                    *failures = 0;
+                }
+                due = task::join(&mut self.dueing) => {
+                    self.dueing = None;
+                    let due = due?;
+                    if let Some((version, opened)) = due.keys {
+                        self.pipeline.set_parked(&opened, version);
+                        self.next_reopen = Instant::now() + REOPEN_EVERY;
+                    }
+                    let broker = &self.lane.broker;
+                    self.pipeline.accept_due(due.rows, |event| broker.check(event));
+                    self.next_due = Instant::now() + DUE_EVERY;
+                }
+                settled = task::join(&mut self.settling) => {
+                    self.settling = None;
+                    settled?;
+                    self.last_settle = Instant::now();
+                }
+                Some(batch) = self.batches.join_next(), if !self.batches.is_empty() => {
+                    self.published(batch.map_err(publish_task_ended)?);
+                }
+                () = self.lane.source.woken(), if self.is_asleep && self.reading.is_none() => {
+                    self.next_poll = Instant::now();
+                }
+                () = tokio::time::sleep_until(timer.into()) => {}
+            }
+        }
+    }
+
+    /// Starts whatever can be started, and says when to look again if nothing happens before.
+    fn start_work(&mut self, is_stopping: bool) -> Instant {
+        let now = Instant::now();
+        let mut timer = now + self.lane.settings.poll;
+        timer = timer.min(self.start_batches(now));
+        timer = timer.min(self.start_settling(now));
+        if !is_stopping {
+            timer = timer.min(self.start_reading(now));
+            timer = timer.min(self.start_dueing(now));
+        }
+        timer
+    }
+
+    fn start_batches(&mut self, now: Instant) -> Instant {
+        let limits = match self.lane.broker.batching() {
+            Batching::Independent => self.lane.settings.in_flight,
+            Batching::Atomic => 1,
+        };
+        while self.batches.len() < limits && self.pipeline.has_ready() {
+            if let Some(until) = self.hold_until {
+                if now < until {
+                    return until;
+                }
+                self.hold_until = None;
+            }
+            let size = match self.lane.gate.permit(self.lane.broker.blocked()) {
+                Permit::All if self.singles > 0 => 1,
+                Permit::All => self.batch_size(),
+                Permit::Probe => 1,
+                Permit::None(until) => return until.unwrap_or(now + GATE_EVERY),
+            };
+            let batch = self.pipeline.take(size);
+            self.singles = self.singles.saturating_sub(batch.len());
+            let broker = self.lane.broker.clone();
+            self.batches.spawn(async move {
+                let events: Vec<_> = batch.iter().map(|item| item.event.clone()).collect();
+                let results = broker.publish(&events).await;
+                (now, batch, results)
+            });
+        }
+        now + self.lane.settings.poll
+    }
+
+    fn batch_size(&self) -> usize {
+        match self.lane.broker.batching() {
+            Batching::Independent => self.lane.settings.batch,
+            // A batch is one transaction there: the larger, the cheaper.
+            Batching::Atomic => self.lane.settings.page,
+        }
+    }
+
+    fn published(&mut self, (began, items, results): Batch) {
+        let destination = &self.lane.destination;
+        let is_atomic = self.lane.broker.batching() == Batching::Atomic;
+        if is_atomic && items.len() > 1 && results.iter().any(is_events_fault) {
+            self.singles = items.len();
+            self.pipeline.put_back(items);
+            return;
+        }
+        let mut confirmed = 0;
+        let mut outage: Option<Error> = None;
+        let mut back = Vec::new();
+        let mut results = results.into_iter();
+        for item in items {
+            // A broker that returns too few results has said nothing about the rest.
+            let result = results.next().unwrap_or_else(|| Err(Error::new(Kind::Other, "the broker gave no result")));
+            match result {
+                Ok(()) => {
+                    confirmed += 1;
+                    self.pipeline.confirmed(item);
+                }
+                Err(error) if error.kind().belongs_to_event() => {
+                    metrics::publish_failed(destination, error.kind(), 1);
+                    tracing::warn!(destination = %destination, event = %item.event.id(), topic = item.event.topic(),
+                        error_type = error.kind().as_str(), %error, remedy = error.remedy(), "an event was set aside");
+                    metrics::parked(destination, "failure");
+                    self.pipeline.refused(item, &error);
+                }
+                Err(error) => {
+                    back.push(item);
+                    outage.get_or_insert(error);
+                }
+            }
+        }
+        self.pipeline.put_back(back);
+        match outage {
+            Some(error) => {
+                metrics::publish_failed(destination, error.kind(), 1);
+                let failures = self.lane.gate.failed(began, &error);
+                if failures <= 1 {
+                    tracing::warn!(destination = %destination, error_type = error.kind().as_str(), %error,
+                        causes = ?error.causes(), remedy = error.remedy(), "publishing failed, trying again");
+                }
+                self.hold_until = Some(Instant::now() + OUTAGE.delay_with(failures, &mut fastrand::Rng::new()));
+            }
+            None => self.lane.gate.succeeded(),
+        }
+        metrics::published(destination, confirmed);
+    }
+
+    fn start_settling(&mut self, now: Instant) -> Instant {
+        let is_due = self.pipeline.has_urgent()
+            || (self.pipeline.has_finished_page() && now >= self.last_settle + SETTLE_EVERY);
+        if self.settling.is_none() && is_due {
+            let settlement = self.pipeline.settlement();
+            self.settling = Some(self.settle(settlement));
+        }
+        if self.pipeline.has_finished_page() { self.last_settle + SETTLE_EVERY } else { now + self.lane.settings.poll }
+    }
+
+    fn settle(&self, settlement: Settlement) -> JoinHandle<Result<()>> {
+        let (source, lease) = (self.lane.source.clone(), self.lane.lease.clone());
+        tokio::spawn(async move { source.settle(&lease, &settlement).await })
+    }
+
+    fn start_reading(&mut self, now: Instant) -> Instant {
+        if self.reading.is_some() || self.pipeline.open() >= 2 * self.lane.settings.page {
+            return now + self.lane.settings.poll;
+        }
+        if now < self.next_poll {
+            return self.next_poll;
+        }
+        let wait = self.poll_wait(now);
+        let (source, lease) = (self.lane.source.clone(), self.lane.lease.clone());
+        let (cursor, limit) = (self.cursor.clone(), self.lane.settings.page);
+        let change = (wait >= SLEEP_FROM && !self.is_asleep).then_some(true);
+        let change = change.or((wait < SLEEP_FROM && self.is_asleep).then_some(false));
+        if let Some(is_asleep) = change {
+            self.is_asleep = is_asleep;
+        }
+        self.reading = Some(tokio::spawn(async move {
+            if let Some(is_asleep) = change {
+                source.set_asleep(&lease, is_asleep).await?;
+            }
+            source.read(&lease, &cursor, limit).await
+        }));
+        now + self.lane.settings.poll
+    }
+
+    /// The longer there was no work, the longer the wait: an event whose transaction was open for a while is found
+    /// after at most half of that while.
+    fn poll_wait(&self, now: Instant) -> Duration {
+        (now.saturating_duration_since(self.last_work) / 2).clamp(POLL_MIN, self.lane.settings.poll)
+    }
+
+    fn read(&mut self, page: Page) {
+        let now = Instant::now();
+        self.cursor = page.next.clone();
+        if page.rows.is_empty() && !page.has_more {
+            self.next_poll = now + self.poll_wait(now);
+            return;
+        }
+        self.last_work = now;
+        self.next_poll = now;
+        let broker = &self.lane.broker;
+        self.pipeline.accept(page, |event| broker.check(event));
+    }
+
+    fn start_dueing(&mut self, now: Instant) -> Instant {
+        if !self.pipeline.has_parked() || self.dueing.is_some() || self.settling.is_some() {
+            return now + DUE_EVERY;
+        }
+        if !self.pipeline.is_due_settled() || now < self.next_due {
+            return self.next_due.max(now + POLL_MIN);
+        }
+        let (source, lease) = (self.lane.source.clone(), self.lane.lease.clone());
+        let version = (now >= self.next_reopen).then(|| self.pipeline.parked_version());
+        self.dueing = Some(tokio::spawn(async move {
+            let keys = match version {
+                Some(version) => Some((version, source.open(&lease).await?)),
+                None => None,
+            };
+            Ok(Due { keys, rows: source.due(&lease, DUE_LIMIT).await? })
+        }));
+        now + DUE_EVERY
+    }
+
+    /// Lets every call under way end, and writes down what is known.
+    async fn finish(&mut self) -> Result<()> {
+        while let Some(batch) = self.batches.join_next().await {
+            self.published(batch.map_err(publish_task_ended)?);
+        }
+        if self.settling.is_some() {
+            task::join(&mut self.settling).await?;
+            self.settling = None;
+        }
+        let settlement = self.pipeline.settlement();
+        if !settlement.is_empty() {
+            self.lane.source.settle(&self.lane.lease, &settlement).await?;
+        }
+        if self.is_asleep {
+            self.lane.source.set_asleep(&self.lane.lease, false).await?;
+        }
+        Ok(())
+    }
+}
+
+fn publish_task_ended(error: tokio::task::JoinError) -> Error {
+    Error::new(Kind::Other, "a publish task ended unexpectedly").with_source(error)
+}
+
+fn is_events_fault(result: &Result<()>) -> bool {
+    result.as_ref().is_err_and(|error| error.kind().belongs_to_event())
+}

@@ -1,0 +1,192 @@
+//! The relay: carries committed events from a source to a broker.
+//!
+//! Instances share the lanes of a destination by leases. Each lane has one task (`lane`) around a pure state machine
+//! (`pipeline`): pages are read ahead, batches are published in parallel, and the position moves forward when
+//! everything before it was confirmed or parked.
+//!
+//! What must hold, whenever the process dies:
+//! - The position on disk never passes an event that is neither confirmed nor parked.
+//! - Two events of one key are never in flight together, unless the broker takes batches whole.
+//! - An event of a key with parked events is never published before them.
+//!
+//! So after a crash events may be published again, from the position on, in order; none is lost or overtaken.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::broker::Broker;
+use crate::error::Result;
+use crate::lease::{LeaseTimes, Leases, Share};
+use crate::metrics;
+use crate::source::Source;
+
+mod backoff;
+mod breaker;
+mod lane;
+mod pipeline;
+
+pub use backoff::Backoff;
+pub use breaker::{Breaker, BreakerSettings, BreakerState, Permit};
+
+/// How a relay works. Every figure has a default that fits a small server and a busy one.
+#[derive(Debug, Clone)]
+pub struct RelaySettings {
+    /// Into how many lanes the outbox is cut; at most this many instances work at once.
+    pub lanes: u32,
+    /// The longest wait between two looks at the outbox.
+    pub poll: Duration,
+    /// Rows per read.
+    pub page: usize,
+    /// Events per publish call.
+    pub batch: usize,
+    /// Publish calls under way at once, per lane.
+    pub in_flight: usize,
+    /// Publishing an event is tried this often before it is `failed`.
+    pub attempts_max: u32,
+    /// Waits between the attempts of one event.
+    pub backoff: Backoff,
+    /// When to leave the destination alone.
+    pub breaker: BreakerSettings,
+    /// How long a lane's lease lasts.
+    pub lease: LeaseTimes,
+}
+
+impl Default for RelaySettings {
+    fn default() -> Self {
+        Self {
+            lanes: 1,
+            poll: Duration::from_millis(100),
+            page: 1000,
+            batch: 256,
+            in_flight: 8,
+            attempts_max: 10,
+            backoff: Backoff::default(),
+            breaker: BreakerSettings::default(),
+            lease: LeaseTimes::default(),
+        }
+    }
+}
+
+/// Carries the events of one outbox to one destination.
+pub struct Relay {
+    destination: String,
+    source: Arc<dyn Source>,
+    leases: Arc<dyn Leases>,
+    broker: Arc<dyn Broker>,
+    settings: RelaySettings,
+    owner: String,
+    gate: Gate,
+}
+
+impl Relay {
+    /// A relay; nothing happens before [`Relay::run`]. `source` must have been made for the same destination and
+    /// number of lanes.
+    pub fn new(
+        destination: impl Into<String>,
+        source: Arc<dyn Source>,
+        leases: Arc<dyn Leases>,
+        broker: Arc<dyn Broker>,
+        settings: RelaySettings,
+    ) -> Self {
+        let destination = destination.into();
+        let gate = Gate::new(&destination, settings.breaker);
+        Self { destination, source, leases, broker, settings, owner: crate::lease::instance_name(), gate }
+    }
+
+    /// Chooses the name under which this instance holds leases.
+    #[must_use]
+    pub fn owner(mut self, owner: impl Into<String>) -> Self {
+        self.owner = owner.into();
+        self
+    }
+
+    /// The breaker of the destination, shared by all lanes of this instance.
+    pub fn gate(&self) -> Gate {
+        self.gate.clone()
+    }
+
+    /// Runs until `stop` is cancelled; then publishes what was read, settles and gives the lanes back.
+    pub async fn run(self, stop: CancellationToken) -> Result<()> {
+        let group = group(&self.destination);
+        let share =
+            Share::new(self.leases.clone(), group, self.owner.clone(), self.settings.lanes, self.settings.lease);
+        share
+            .run(stop, |lease, token| {
+                let lane = lane::Lane {
+                    destination: self.destination.clone(),
+                    lease,
+                    source: self.source.clone(),
+                    broker: self.broker.clone(),
+                    settings: self.settings.clone(),
+                    gate: self.gate.clone(),
+                };
+                tokio::spawn(lane.run(token))
+            })
+            .await
+    }
+}
+
+/// The lease group of a destination's lanes.
+pub fn group(destination: &str) -> String {
+    format!("relay/{destination}")
+}
+
+/// A destination's breaker, shared between lanes.
+#[derive(Debug, Clone)]
+pub struct Gate {
+    destination: String,
+    breaker: Arc<Mutex<Breaker>>,
+}
+
+impl Gate {
+    fn new(destination: &str, settings: BreakerSettings) -> Self {
+        metrics::breaker(destination, false);
+        Self { destination: destination.to_owned(), breaker: Arc::new(Mutex::new(Breaker::new(settings))) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Breaker> {
+        // The breaker's methods do not panic half-way, so a poisoned lock still guards a whole value.
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why nothing is published at the moment, if so.
+    pub fn closed_because(&self) -> Option<String> {
+        self.lock().reason()
+    }
+
+    fn permit(&self, blocked: Option<String>) -> Permit {
+        let now = Instant::now();
+        let mut breaker = self.lock();
+        let was_blocked = breaker.reason().is_some();
+        breaker.set_blocked(blocked, now);
+        if let (false, Some(reason)) = (was_blocked, breaker.reason()) {
+            tracing::error!(destination = %self.destination, error_type = "blocked", reason, "publishing stopped: the broker asked for it");
+            metrics::breaker(&self.destination, true);
+        }
+        breaker.permit(now)
+    }
+
+    fn succeeded(&self) {
+        let mut breaker = self.lock();
+        if breaker.state() != BreakerState::Closed {
+            tracing::info!(destination = %self.destination, "publishing resumed");
+            metrics::breaker(&self.destination, false);
+        }
+        breaker.succeeded();
+    }
+
+    /// Records a failure and returns how many there were in a row.
+    fn failed(&self, began: Instant, error: &crate::Error) -> u32 {
+        let mut breaker = self.lock();
+        let was_open = breaker.reason().is_some();
+        breaker.failed(began, Instant::now(), &error.to_string());
+        if !was_open && breaker.reason().is_some() {
+            tracing::error!(destination = %self.destination, error_type = error.kind().as_str(), %error,
+                causes = ?error.causes(), remedy = error.remedy(), "publishing stopped: the breaker is open");
+            metrics::breaker(&self.destination, true);
+        }
+        breaker.failures_in_a_row()
+    }
+}

@@ -1,0 +1,293 @@
+//! What a lane holds in memory, as a pure state machine: no I/O, no clock.
+//!
+//! Rows come in pages; each becomes an item that is *ready*, *behind* an item of its key that is ready or in flight,
+//! or parked at once. A page is finished when all its items are confirmed or parked; the position may then move past
+//! it, in page order.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::broker::Batching;
+use crate::error::{Error, Result, Retry};
+use crate::event::Event;
+use crate::source::{Failure, Opened, Page, Park, ParkedRow, ParkedState, Position, Row, Settlement};
+
+/// An event on its way.
+#[derive(Debug)]
+pub(super) struct Item {
+    /// The page it came with; `None` when it came from the side table.
+    page: Option<u64>,
+    id: i64,
+    key: Option<String>,
+    attempts: u32,
+    pub event: Arc<Event>,
+}
+
+struct PageState {
+    next: Position,
+    open: usize,
+}
+
+/// Decides what to do with an event that failed for its own sake.
+pub(super) struct RetryPolicy {
+    pub attempts_max: u32,
+    pub delay: Box<dyn Fn(u32) -> Duration + Send + Sync>,
+}
+
+pub(super) struct Pipeline {
+    batching: Batching,
+    policy: RetryPolicy,
+    first_page: u64,
+    pages: VecDeque<PageState>,
+    ready: VecDeque<Item>,
+    /// Keys that are ready or in flight, with what waits behind them. Not used when batches are atomic.
+    behind: HashMap<String, VecDeque<Item>>,
+    /// Keys with rows in the side table, and how many rows.
+    parked: HashMap<String, u64>,
+    parked_keyless: u64,
+    /// Counts changes of the two above.
+    parked_version: u64,
+    /// Items that came from the side table and are not settled yet.
+    due_open: usize,
+    settlement: Settlement,
+}
+
+impl Pipeline {
+    pub fn new(batching: Batching, policy: RetryPolicy) -> Self {
+        Self {
+            batching,
+            policy,
+            first_page: 0,
+            pages: VecDeque::new(),
+            ready: VecDeque::new(),
+            behind: HashMap::new(),
+            parked: HashMap::new(),
+            parked_keyless: 0,
+            parked_version: 0,
+            due_open: 0,
+            settlement: Settlement::default(),
+        }
+    }
+
+    /// Changes whenever something is parked or published from the side table.
+    pub fn parked_version(&self) -> u64 {
+        self.parked_version
+    }
+
+    /// Takes over what the side table holds, unless it has changed since `version`: at the start, and from time to
+    /// time to notice that a person has discarded something.
+    pub fn set_parked(&mut self, opened: &Opened, version: u64) {
+        if version != self.parked_version {
+            return;
+        }
+        self.parked = opened.parked_keys.iter().cloned().collect();
+        self.parked_keyless = opened.parked_keyless;
+    }
+
+    /// Whether the side table may hold something to try again.
+    pub fn has_parked(&self) -> bool {
+        !self.parked.is_empty() || self.parked_keyless > 0
+    }
+
+    /// Whether nothing from the side table is on its way, and nothing about it waits to be settled.
+    pub fn is_due_settled(&self) -> bool {
+        self.due_open == 0 && self.settlement.park.is_empty() && self.settlement.published.is_empty()
+    }
+
+    /// Rows that were read and are neither confirmed nor parked.
+    pub fn open(&self) -> usize {
+        self.pages.iter().map(|page| page.open).sum::<usize>() + self.due_open
+    }
+
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Takes a page in. `check` says whether the broker can carry an event at all.
+    pub fn accept(&mut self, page: Page, check: impl Fn(&Event) -> Result<()>) {
+        let number = self.first_page + self.pages.len() as u64;
+        self.pages.push_back(PageState { next: page.next, open: page.rows.len() });
+        for row in page.rows {
+            if row.key.as_ref().is_some_and(|key| self.parked.contains_key(key)) {
+                self.park_new(Some(number), row.id, row.key, ParkedState::Waiting, 0, None);
+            } else {
+                self.accept_row(Some(number), row, 0, &check);
+            }
+        }
+    }
+
+    /// Takes rows of the side table in, oldest first.
+    pub fn accept_due(&mut self, rows: Vec<ParkedRow>, check: impl Fn(&Event) -> Result<()>) {
+        self.due_open += rows.len();
+        let mut failed_keys = Vec::new();
+        for ParkedRow { row, attempts } in rows {
+            if row.key.as_ref().is_some_and(|key| failed_keys.contains(key)) {
+                self.due_open -= 1; // it stays waiting in the side table
+                continue;
+            }
+            let key = row.key.clone();
+            if !self.accept_row(None, row, attempts, &check) {
+                failed_keys.extend(key);
+            }
+        }
+    }
+
+    /// Whether the row is on its way; if not, it failed at once.
+    fn accept_row(&mut self, page: Option<u64>, row: Row, attempts: u32, check: impl Fn(&Event) -> Result<()>) -> bool {
+        let Row { id, key, event } = row;
+        match event.and_then(|event| check(&event).map(|()| event)) {
+            Ok(event) => {
+                self.enqueue(Item { page, id, key, attempts, event: Arc::new(event) });
+                true
+            }
+            Err(error) => {
+                self.fail(page, id, key, attempts, &error);
+                false
+            }
+        }
+    }
+
+    fn enqueue(&mut self, item: Item) {
+        if let (Batching::Independent, Some(key)) = (self.batching, &item.key) {
+            if let Some(behind) = self.behind.get_mut(key) {
+                behind.push_back(item);
+                return;
+            }
+            self.behind.insert(key.clone(), VecDeque::new());
+        }
+        self.ready.push_back(item);
+    }
+
+    /// Up to `limit` events to publish now, in order.
+    pub fn take(&mut self, limit: usize) -> Vec<Item> {
+        let count = self.ready.len().min(limit);
+        self.ready.drain(..count).collect()
+    }
+
+    /// Puts a batch back that the broker could not take; nothing is counted against its events.
+    pub fn put_back(&mut self, batch: Vec<Item>) {
+        for item in batch.into_iter().rev() {
+            self.ready.push_front(item);
+        }
+    }
+
+    /// The broker has the event durably.
+    pub fn confirmed(&mut self, item: Item) {
+        self.close(item.page);
+        if item.page.is_none() {
+            self.settlement.published.push(item.id);
+            self.unpark(item.key.as_deref());
+        }
+        self.advance(item.key);
+    }
+
+    /// The broker refused the event for its own sake.
+    pub fn refused(&mut self, item: Item, error: &Error) {
+        let key = item.key.clone();
+        self.fail(item.page, item.id, item.key, item.attempts, error);
+        let Some(key) = key else { return };
+        for waiting in self.behind.remove(&key).unwrap_or_default() {
+            match waiting.page {
+                Some(page) => self.park_new(Some(page), waiting.id, waiting.key, ParkedState::Waiting, 0, None),
+                None => self.due_open -= 1, // it is still waiting in the side table
+            }
+        }
+    }
+
+    fn fail(&mut self, page: Option<u64>, id: i64, key: Option<String>, attempts: u32, error: &Error) {
+        let attempts = attempts + 1;
+        let state = match error.kind().retry() {
+            Retry::Later if attempts < self.policy.attempts_max => ParkedState::Retrying,
+            Retry::Later | Retry::ByHand | Retry::Never => ParkedState::Failed,
+        };
+        let failure = Failure {
+            kind: error.kind().as_str().to_owned(),
+            message: format!("{error}; {}", error.remedy()),
+        };
+        if page.is_some() {
+            self.park_new(page, id, key, state, attempts, Some(failure));
+        } else {
+            let delay = (self.policy.delay)(attempts);
+            self.settlement.park.push(Park { id, state, attempts, delay, failure: Some(failure) });
+            self.due_open -= 1;
+        }
+    }
+
+    fn park_new(
+        &mut self,
+        page: Option<u64>,
+        id: i64,
+        key: Option<String>,
+        state: ParkedState,
+        attempts: u32,
+        failure: Option<Failure>,
+    ) {
+        let delay = if state == ParkedState::Retrying { (self.policy.delay)(attempts) } else { Duration::ZERO };
+        self.settlement.park.push(Park { id, state, attempts, delay, failure });
+        self.parked_version += 1;
+        match key {
+            Some(key) => *self.parked.entry(key).or_default() += 1,
+            None => self.parked_keyless += 1,
+        }
+        self.close(page);
+    }
+
+    fn unpark(&mut self, key: Option<&str>) {
+        self.parked_version += 1;
+        let Some(key) = key else {
+            self.parked_keyless = self.parked_keyless.saturating_sub(1);
+            return;
+        };
+        if let Some(count) = self.parked.get_mut(key) {
+            *count -= 1;
+            if *count == 0 {
+                self.parked.remove(key);
+            }
+        }
+    }
+
+    /// Lets the next event of the key follow.
+    fn advance(&mut self, key: Option<String>) {
+        let Some(key) = key else { return };
+        if let Some(behind) = self.behind.get_mut(&key) {
+            match behind.pop_front() {
+                Some(next) => self.ready.push_back(next),
+                None => {
+                    self.behind.remove(&key);
+                }
+            }
+        }
+    }
+
+    fn close(&mut self, page: Option<u64>) {
+        match page {
+            Some(page) => {
+                let index = (page - self.first_page) as usize;
+                self.pages[index].open -= 1;
+            }
+            None => self.due_open -= 1,
+        }
+    }
+
+    /// What to write down now: parks, published ones, and the position after the finished pages.
+    pub fn settlement(&mut self) -> Settlement {
+        while self.pages.front().is_some_and(|page| page.open == 0) {
+            if let Some(page) = self.pages.pop_front() {
+                self.first_page += 1;
+                self.settlement.position = Some(page.next);
+            }
+        }
+        std::mem::take(&mut self.settlement)
+    }
+
+    /// Whether something other than the position waits to be written.
+    pub fn has_urgent(&self) -> bool {
+        !self.settlement.park.is_empty() || !self.settlement.published.is_empty()
+    }
+
+    /// Whether a finished page waits to be written.
+    pub fn has_finished_page(&self) -> bool {
+        self.settlement.position.is_some() || self.pages.front().is_some_and(|page| page.open == 0)
+    }
+}

@@ -1,0 +1,35 @@
+//! Stores: outbox, inbox, leases and the embedded broker's log, in a database.
+//!
+//! Both folders have the same files: `migrations/`, `migrate.rs`, `lease.rs`, `outbox.rs`, `source.rs`, `queue.rs`,
+//! `inbox.rs`, `upkeep.rs`, `doctor.rs`, `error.rs`. All SQL is here.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::broker::embedded::Queue;
+use crate::doctor::Finding;
+use crate::error::Result;
+use crate::lease::Leases;
+use crate::migrate::Migrate;
+use crate::outbox::OutboxStore;
+use crate::source::Source;
+use crate::upkeep::Upkeep;
+
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+
+/// Everything that the binary asks of a database.
+#[async_trait]
+pub trait Store: Leases + Migrate + OutboxStore + Queue + Upkeep {
+    /// The outbox as a source for one destination, cut into `lanes`.
+    fn source(&self, destination: &str, lanes: u32) -> Arc<dyn Source>;
+
+    /// Checks reachability, version, rights, unsafe settings and clock skew.
+    async fn inspect(&self) -> Result<Vec<Finding>>;
+
+    /// Closes connections after what is under way has ended.
+    async fn close(&self);
+}

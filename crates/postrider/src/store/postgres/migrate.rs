@@ -1,0 +1,85 @@
+//! Migrations, recorded in `postrider.migration`.
+
+use async_trait::async_trait;
+use sqlx::Row as _;
+
+use super::PostgresStore;
+use super::error::db;
+use crate::error::Result;
+use crate::migrate::{Migrate, Migration, SchemaState};
+
+const MIGRATIONS: &[Migration] =
+    &[Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") }];
+
+/// Two instances that migrate at once take turns. Any number does; it must only never change.
+const MIGRATE_LOCK: i64 = 7_062_611_490_211_870_001;
+
+/// The record of what was applied.
+const RECORD: &str = "CREATE SCHEMA IF NOT EXISTS postrider; \
+     CREATE TABLE IF NOT EXISTS postrider.migration ( \
+       version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())";
+
+/// All migrations of this store, for `migrate --print`.
+pub const fn migrations() -> &'static [Migration] {
+    MIGRATIONS
+}
+
+#[async_trait]
+impl Migrate for PostgresStore {
+    fn migrations(&self) -> &'static [Migration] {
+        MIGRATIONS
+    }
+
+    async fn schema(&self) -> Result<SchemaState> {
+        let exists: bool = sqlx::query("SELECT to_regclass('postrider.migration') IS NOT NULL")
+            .fetch_one(&self.pool)
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(db)?;
+        let found = if exists {
+            sqlx::query("SELECT coalesce(max(version), 0) FROM postrider.migration")
+                .fetch_one(&self.pool)
+                .await
+                .and_then(|row| row.try_get(0))
+                .map_err(db)?
+        } else {
+            0
+        };
+        Ok(SchemaState { found, needed: MIGRATIONS.len() as i32 })
+    }
+
+    async fn migrate(&self) -> Result<Vec<Migration>> {
+        let state = self.schema().await?;
+        if state.found > state.needed {
+            return Err(state.newer());
+        }
+        let mut applied = Vec::new();
+        if state.found < state.needed {
+            let mut tx = self.pool.begin().await.map_err(db)?;
+            sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(MIGRATE_LOCK).execute(&mut *tx).await.map_err(db)?;
+            sqlx::raw_sql(RECORD).execute(&mut *tx).await.map_err(db)?;
+            // Another instance may have been faster while we waited for the lock.
+            let found: i32 = sqlx::query("SELECT coalesce(max(version), 0) FROM postrider.migration")
+                .fetch_one(&mut *tx)
+                .await
+                .and_then(|row| row.try_get(0))
+                .map_err(db)?;
+            for migration in MIGRATIONS.iter().filter(|migration| migration.version > found) {
+                sqlx::raw_sql(migration.sql)
+                    .execute(&mut *tx)
+                    .await
+                    .map_err(|error| db(error).context(format!("migration {} {}", migration.version, migration.name)))?;
+                sqlx::query("INSERT INTO postrider.migration (version, name) VALUES ($1, $2)")
+                    .bind(migration.version)
+                    .bind(migration.name)
+                    .execute(&mut *tx)
+                    .await
+                    .map_err(db)?;
+                applied.push(*migration);
+            }
+            tx.commit().await.map_err(db)?;
+        }
+        super::upkeep::create_partitions(&self.pool).await?;
+        Ok(applied)
+    }
+}

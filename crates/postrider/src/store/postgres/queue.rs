@@ -1,0 +1,174 @@
+//! The embedded broker's log.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use sqlx::Row as _;
+
+use super::PostgresStore;
+use super::error::db;
+use super::row::{self, Columns};
+use crate::broker::embedded::{Message, Queue};
+use crate::broker::topic;
+use crate::error::{Error, Kind, Result};
+use crate::event::Event;
+use crate::handler::ConsumerSpec;
+use crate::lease::Lease;
+
+/// One writer at a time: offsets become visible in their order.
+const APPEND_LOCK: i64 = 7_062_611_490_211_870_002;
+
+const APPEND: &str = "INSERT INTO postrider.message (hash, event_id, topic, key, type, payload, content_type, source, \
+     subject, tenant, correlation, causation, traceparent, tracestate, headers, created_at) \
+     SELECT e.hash, e.id, e.topic, e.key, e.type, e.payload, e.content_type, e.source, e.subject, e.tenant, \
+     e.correlation, e.causation, e.traceparent, e.tracestate, e.headers, e.created_at \
+     FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::text[], \
+     $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::jsonb[], $16::timestamptz[]) \
+     WITH ORDINALITY AS e(hash, id, topic, key, type, payload, content_type, source, subject, tenant, correlation, \
+     causation, traceparent, tracestate, headers, created_at, n) ORDER BY n";
+
+/// The end of the log comes with the rows, so that the caller knows how far it has looked when none was for it.
+const READ: &str = "SELECT m.\"offset\", m.event_id, m.topic, m.key, m.type, NULL::text, m.payload, m.content_type, \
+     m.source, m.subject, m.tenant, m.correlation, m.causation, m.traceparent, m.tracestate, m.headers, m.created_at \
+     FROM postrider.message m WHERE m.\"offset\" > $1 AND m.\"offset\" <= $5 AND ($3 = 1 OR m.hash % $3 = $4) \
+     ORDER BY m.\"offset\" LIMIT $2";
+
+#[async_trait]
+impl Queue for PostgresStore {
+    async fn append(&self, batch: &[Arc<Event>]) -> Result<()> {
+        let columns = Columns::of(batch.iter().map(Arc::as_ref));
+        let hashes: Vec<i64> = batch.iter().map(|event| i64::from(topic::event_hash(event))).collect();
+        let payloads: Vec<&[u8]> = batch.iter().map(|event| event.payload.as_ref()).collect();
+        let mut tx = self.pool.begin().await.map_err(db)?;
+        sqlx::query("SELECT pg_advisory_xact_lock($1), pg_notify($2, '')")
+            .bind(APPEND_LOCK)
+            .bind(super::wake::QUEUE)
+            .execute(&mut *tx)
+            .await
+            .map_err(db)?;
+        sqlx::query(APPEND)
+            .bind(hashes)
+            .bind(columns.id)
+            .bind(columns.topic)
+            .bind(columns.key)
+            .bind(columns.kind)
+            .bind(payloads)
+            .bind(columns.content_type)
+            .bind(columns.source)
+            .bind(columns.subject)
+            .bind(columns.tenant)
+            .bind(columns.correlation)
+            .bind(columns.causation)
+            .bind(columns.traceparent)
+            .bind(columns.tracestate)
+            .bind(columns.headers)
+            .bind(columns.time)
+            .execute(&mut *tx)
+            .await
+            .map_err(db)?;
+        tx.commit().await.map_err(db)
+    }
+
+    async fn open(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<i64> {
+        let mut tx = self.pool.begin().await.map_err(db)?;
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($1, 7062611490211871))")
+            .bind(&consumer.name)
+            .execute(&mut *tx)
+            .await
+            .map_err(db)?;
+        let row = sqlx::query("SELECT min(slots), min(\"offset\") FROM postrider.cursor WHERE consumer = $1")
+            .bind(&consumer.name)
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(db)?;
+        let slots: Option<i32> = row.try_get(0).map_err(db)?;
+        let lowest: Option<i64> = row.try_get(1).map_err(db)?;
+        if slots != Some(consumer.slots as i32) {
+            sqlx::query("DELETE FROM postrider.cursor WHERE consumer = $1")
+                .bind(&consumer.name)
+                .execute(&mut *tx)
+                .await
+                .map_err(db)?;
+            sqlx::query(
+                "INSERT INTO postrider.cursor (consumer, slot, slots, epoch, \"offset\") \
+                 SELECT $1, n, $2, 0, $3 FROM generate_series(0, $2 - 1) n",
+            )
+            .bind(&consumer.name)
+            .bind(consumer.slots as i32)
+            .bind(lowest.unwrap_or(0))
+            .execute(&mut *tx)
+            .await
+            .map_err(db)?;
+        }
+        let row = sqlx::query(
+            "UPDATE postrider.cursor SET epoch = $3 WHERE consumer = $1 AND slot = $2 AND epoch <= $3 \
+             RETURNING \"offset\"",
+        )
+        .bind(&consumer.name)
+        .bind(lease.slot as i32)
+        .bind(lease.epoch)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(db)?;
+        let Some(row) = row else { return Err(lease_lost(consumer, lease)) };
+        let offset = row.try_get(0).map_err(db)?;
+        tx.commit().await.map_err(db)?;
+        Ok(offset)
+    }
+
+    async fn read(&self, consumer: &ConsumerSpec, slot: u32, offset: i64, limit: usize) -> Result<(Vec<Message>, i64)> {
+        let end: Option<i64> = sqlx::query("SELECT max(\"offset\") FROM postrider.message")
+            .fetch_one(&self.pool)
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(db)?;
+        let end = end.unwrap_or(0);
+        if end <= offset {
+            return Ok((Vec::new(), offset));
+        }
+        let rows = sqlx::query(READ)
+            .bind(offset)
+            .bind(limit as i64)
+            .bind(i64::from(consumer.slots))
+            .bind(i64::from(slot))
+            .bind(end)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(db)?;
+        let mut messages = Vec::with_capacity(rows.len());
+        for row in &rows {
+            messages.push(Message { offset: row.try_get(0).map_err(db)?, event: row::event(row, 1) });
+        }
+        let read_to = match messages.last() {
+            Some(last) if messages.len() == limit => last.offset,
+            _ => end,
+        };
+        Ok((messages, read_to))
+    }
+
+    async fn commit(&self, consumer: &ConsumerSpec, lease: &Lease, offset: i64) -> Result<()> {
+        let result = sqlx::query(
+            "UPDATE postrider.cursor SET \"offset\" = greatest(\"offset\", $4) \
+             WHERE consumer = $1 AND slot = $2 AND epoch = $3",
+        )
+        .bind(&consumer.name)
+        .bind(lease.slot as i32)
+        .bind(lease.epoch)
+        .bind(offset)
+        .execute(&self.pool)
+        .await
+        .map_err(db)?;
+        if result.rows_affected() == 1 { Ok(()) } else { Err(lease_lost(consumer, lease)) }
+    }
+
+    async fn appended(&self) {
+        self.wake.appended().await;
+    }
+}
+
+fn lease_lost(consumer: &ConsumerSpec, lease: &Lease) -> Error {
+    Error::new(
+        Kind::LeaseLost,
+        format!("slot {} of consumer {} was taken over after epoch {}", lease.slot, consumer.name, lease.epoch),
+    )
+}

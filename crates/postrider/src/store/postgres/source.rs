@@ -1,0 +1,385 @@
+//! The log between two snapshots.
+//!
+//! `done` is the snapshot up to which everything was handled. A *window* is every row that is not visible in `done` but
+//! is visible now: rows of transactions that began after `done` (`tx >= xmax(done)`), and of those that were open then
+//! (`tx = any(xip(done))`). Inside the window rows are ordered by id: of two transactions on one key the later one draws
+//! its id after the earlier one has committed, so the order of ids is the order of commits within a key. The order of
+//! transaction ids is not: a transaction may get its id long before it touches the key.
+//!
+//! A window with more rows than one page is kept as `target` and read on by id; `(done, target, last_id)` is the position.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, PgPool, Row as _};
+
+use super::PostgresStore;
+use super::error::db;
+use super::row;
+use super::wake::Wake;
+use crate::error::{Error, Kind, Result};
+use crate::lease::Lease;
+use crate::source::{Opened, Page, ParkedRow, Position, Row, Settlement, Source};
+
+/// The event's columns, as `row::event` reads them.
+macro_rules! columns {
+    () => {
+        "event_id, topic, key, type, payload::text, payload_bytes, content_type, source, subject, tenant, correlation, \
+         causation, traceparent, tracestate, headers, created_at"
+    };
+}
+
+/// A new window. `id + 0` keeps the planner from walking the id index from the oldest row on.
+const WINDOW: &str = concat!(
+    "SELECT s.now::text, w.id, ",
+    "w.event_id, w.topic, w.key, w.type, w.payload::text, w.payload_bytes, w.content_type, w.source, w.subject, ",
+    "w.tenant, w.correlation, w.causation, w.traceparent, w.tracestate, w.headers, w.created_at ",
+    "FROM (SELECT pg_current_snapshot() AS now) s LEFT JOIN ( \
+       SELECT * FROM postrider.outbox \
+       WHERE tx >= (SELECT pg_snapshot_xmax($1::text::pg_snapshot)) \
+         AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
+       UNION ALL \
+       SELECT * FROM postrider.outbox \
+       WHERE tx = ANY (ARRAY(SELECT pg_snapshot_xip($1::text::pg_snapshot))) \
+         AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
+     ) w ON true ORDER BY w.id + 0 LIMIT $2"
+);
+
+/// The next page of a window that is being read. The conditions on tx are functions, so that only the id index fits.
+const NEXT_PAGE: &str = concat!(
+    "SELECT '', id, ",
+    columns!(),
+    " FROM postrider.outbox WHERE id > $5 \
+       AND pg_visible_in_snapshot(tx, (SELECT $6::text::pg_snapshot)) \
+       AND NOT pg_visible_in_snapshot(tx, (SELECT $1::text::pg_snapshot)) \
+       AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
+     ORDER BY id LIMIT $2"
+);
+
+const DUE: &str = concat!(
+    "WITH heads AS ( \
+       SELECT DISTINCT ON (key IS NULL, coalesce(key, id::text)) key, id, state, next_at FROM postrider.parked \
+       WHERE destination = $1 AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
+       ORDER BY key IS NULL, coalesce(key, id::text), id \
+     ), due AS ( \
+       SELECT key, id FROM heads \
+       WHERE state = 'waiting' OR (state = 'retrying' AND next_at <= clock_timestamp()) ORDER BY id LIMIT $2 \
+     ) \
+     SELECT p.state, p.id, ",
+    columns!(),
+    ", p.attempts, p.id = due.id FROM due JOIN postrider.parked p ON p.destination = $1 \
+       AND (p.id = due.id OR (p.key = due.key AND p.id > due.id)) ORDER BY p.id LIMIT $2"
+);
+
+/// The beginning of the log: before every transaction.
+pub(super) fn start() -> Position {
+    Position { done: "1:1:".to_owned(), target: None, last_id: 0 }
+}
+
+/// Which part of the log is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LaneFilter {
+    pub lanes: i32,
+    pub lane: i32,
+}
+
+impl LaneFilter {
+    pub const ALL: LaneFilter = LaneFilter { lanes: 1, lane: 0 };
+}
+
+/// The outbox of PostgreSQL as a source.
+pub struct LogSource {
+    pool: PgPool,
+    wake: Arc<Wake>,
+    destination: String,
+    lanes: u32,
+}
+
+impl LogSource {
+    /// The outbox as a source for one destination.
+    pub fn new(store: &PostgresStore, destination: &str, lanes: u32) -> Self {
+        Self { pool: store.pool.clone(), wake: store.wake.clone(), destination: destination.to_owned(), lanes }
+    }
+
+    fn filter(&self, lease: &Lease) -> LaneFilter {
+        LaneFilter { lanes: self.lanes as i32, lane: lease.slot as i32 }
+    }
+
+    /// Makes the destination have `lanes` lanes. When the number has changed all lanes begin at the oldest position of
+    /// the old ones: events may be published again, none is passed over.
+    async fn set_lanes(&self, tx: &mut PgConnection, lease: &Lease) -> Result<()> {
+        // Two instances that open their first lanes at once take turns.
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($1, 7062611490211870))")
+            .bind(&self.destination)
+            .execute(&mut *tx)
+            .await
+            .map_err(db)?;
+        let rows = sqlx::query(
+            "SELECT lanes, done::text FROM postrider.lane WHERE destination = $1 \
+             ORDER BY pg_snapshot_xmax(done), pg_snapshot_xmin(done) FOR UPDATE",
+        )
+        .bind(&self.destination)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(db)?;
+        let found: Option<i32> = rows.first().map(|row| row.try_get(0)).transpose().map_err(db)?;
+        if found == Some(self.lanes as i32) {
+            return Ok(());
+        }
+        if let Some(found) = found {
+            self.require_alone(tx, lease, found).await?;
+        }
+        let oldest: String = match rows.first() {
+            Some(row) => row.try_get(1).map_err(db)?,
+            None => start().done,
+        };
+        sqlx::query("DELETE FROM postrider.lane WHERE destination = $1")
+            .bind(&self.destination)
+            .execute(&mut *tx)
+            .await
+            .map_err(db)?;
+        sqlx::query(
+            "INSERT INTO postrider.lane (destination, lane, lanes, epoch, done) \
+             SELECT $1, n, $2, 0, $3::text::pg_snapshot FROM generate_series(0, $2 - 1) n",
+        )
+        .bind(&self.destination)
+        .bind(self.lanes as i32)
+        .bind(oldest)
+        .execute(&mut *tx)
+        .await
+        .map_err(db)?;
+        Ok(())
+    }
+
+    async fn require_alone(&self, tx: &mut PgConnection, lease: &Lease, found: i32) -> Result<()> {
+        let others: i64 = sqlx::query(
+            "SELECT count(*) FROM postrider.lease \
+             WHERE group_name = $1 AND owner <> $2 AND expires_at > clock_timestamp()",
+        )
+        .bind(&lease.group)
+        .bind(&lease.owner)
+        .fetch_one(&mut *tx)
+        .await
+        .and_then(|row| row.try_get(0))
+        .map_err(db)?;
+        if others == 0 {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Config,
+            format!("destination {} has {found} lanes in the database, relay.lanes says {}", self.destination, self.lanes),
+        )
+        .with_remedy(format!("stop all other instances before changing the number, or set relay.lanes = {found}")))
+    }
+
+    async fn park(&self, tx: &mut PgConnection, settlement: &Settlement) -> Result<()> {
+        if settlement.park.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<i64> = settlement.park.iter().map(|park| park.id).collect();
+        let states: Vec<&str> = settlement.park.iter().map(|park| park.state.as_str()).collect();
+        let attempts: Vec<i32> = settlement.park.iter().map(|park| park.attempts as i32).collect();
+        let delays: Vec<f64> = settlement.park.iter().map(|park| park.delay.as_secs_f64()).collect();
+        let kinds: Vec<Option<&str>> =
+            settlement.park.iter().map(|park| park.failure.as_ref().map(|failure| failure.kind.as_str())).collect();
+        let failures: Vec<Option<&str>> =
+            settlement.park.iter().map(|park| park.failure.as_ref().map(|failure| failure.message.as_str())).collect();
+        let written: i64 = sqlx::query(PARK)
+            .bind(&self.destination)
+            .bind(&ids)
+            .bind(states)
+            .bind(attempts)
+            .bind(delays)
+            .bind(kinds)
+            .bind(failures)
+            .fetch_one(tx)
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(db)?;
+        if written != ids.len() as i64 {
+            // Moving the position past a row that is not in the side table would lose it.
+            return Err(Error::new(Kind::Corrupt, format!("{} events to park, {written} found in the outbox", ids.len())));
+        }
+        Ok(())
+    }
+}
+
+const PARK: &str = "WITH p AS ( \
+       SELECT * FROM unnest($2::bigint[], $3::text[], $4::int[], $5::float8[], $6::text[], $7::text[]) \
+       AS p(id, state, attempts, delay, kind, failure) \
+     ), updated AS ( \
+       UPDATE postrider.parked q SET state = p.state, attempts = p.attempts, \
+         next_at = clock_timestamp() + p.delay * interval '1 second', failure_kind = p.kind, failure = p.failure \
+       FROM p WHERE q.destination = $1 AND q.id = p.id RETURNING q.id \
+     ), inserted AS ( \
+       INSERT INTO postrider.parked (destination, id, state, attempts, next_at, failure_kind, failure, event_id, topic, \
+         key, type, payload, payload_bytes, content_type, source, subject, tenant, correlation, causation, traceparent, \
+         tracestate, headers, created_at) \
+       SELECT $1, p.id, p.state, p.attempts, clock_timestamp() + p.delay * interval '1 second', p.kind, p.failure, \
+         o.event_id, o.topic, o.key, o.type, o.payload, o.payload_bytes, o.content_type, o.source, o.subject, o.tenant, \
+         o.correlation, o.causation, o.traceparent, o.tracestate, o.headers, o.created_at \
+       FROM p JOIN postrider.outbox o ON o.id = p.id WHERE p.id NOT IN (SELECT id FROM updated) RETURNING id \
+     ) SELECT (SELECT count(*) FROM updated) + (SELECT count(*) FROM inserted)";
+
+const SETTLE: &str = "UPDATE postrider.lane SET settled_at = clock_timestamp(), \
+     done = coalesce($4::text::pg_snapshot, done), \
+     target = CASE WHEN $4 IS NULL THEN target ELSE $5::text::pg_snapshot END, \
+     last_id = coalesce($6, last_id) \
+     WHERE destination = $1 AND lane = $2 AND epoch = $3";
+
+#[async_trait]
+impl Source for LogSource {
+    async fn open(&self, lease: &Lease) -> Result<Opened> {
+        let mut tx = self.pool.begin().await.map_err(db)?;
+        self.set_lanes(&mut tx, lease).await?;
+        let row = sqlx::query(
+            "UPDATE postrider.lane SET epoch = $3 WHERE destination = $1 AND lane = $2 AND epoch <= $3 \
+             RETURNING done::text, target::text, last_id",
+        )
+        .bind(&self.destination)
+        .bind(lease.slot as i32)
+        .bind(lease.epoch)
+        .fetch_optional(&mut *tx)
+        .await
+        .map_err(db)?;
+        let Some(row) = row else { return Err(lease_lost(lease)) };
+        let position = Position {
+            done: row.try_get(0).map_err(db)?,
+            target: row.try_get(1).map_err(db)?,
+            last_id: row.try_get(2).map_err(db)?,
+        };
+        let filter = self.filter(lease);
+        let keys = sqlx::query(
+            "SELECT key, count(*) FROM postrider.parked \
+             WHERE destination = $1 AND ($2 = 1 OR postrider.lane_of(key, id, $2) = $3) GROUP BY key",
+        )
+        .bind(&self.destination)
+        .bind(filter.lanes)
+        .bind(filter.lane)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(db)?;
+        tx.commit().await.map_err(db)?;
+
+        let mut opened = Opened { position, parked_keys: Vec::new(), parked_keyless: 0 };
+        for row in keys {
+            let count = row.try_get::<i64, _>(1).map_err(db)? as u64;
+            match row.try_get::<Option<String>, _>(0).map_err(db)? {
+                Some(key) => opened.parked_keys.push((key, count)),
+                None => opened.parked_keyless = count,
+            }
+        }
+        Ok(opened)
+    }
+
+    async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page> {
+        read(&self.pool, self.filter(lease), from, limit).await
+    }
+
+    async fn settle(&self, lease: &Lease, settlement: &Settlement) -> Result<()> {
+        let position = settlement.position.as_ref();
+        let fence = sqlx::query(SETTLE)
+            .bind(&self.destination)
+            .bind(lease.slot as i32)
+            .bind(lease.epoch)
+            .bind(position.map(|position| position.done.as_str()))
+            .bind(position.and_then(|position| position.target.as_deref()))
+            .bind(position.map(|position| position.last_id));
+        if settlement.park.is_empty() && settlement.published.is_empty() {
+            let result = fence.execute(&self.pool).await.map_err(db)?;
+            return if result.rows_affected() == 1 { Ok(()) } else { Err(lease_lost(lease)) };
+        }
+        let mut tx = self.pool.begin().await.map_err(db)?;
+        // The lane's row stays locked until the commit, so that nobody can take over between the check and the writes.
+        if fence.execute(&mut *tx).await.map_err(db)?.rows_affected() != 1 {
+            tx.rollback().await.map_err(db)?;
+            return Err(lease_lost(lease));
+        }
+        self.park(&mut tx, settlement).await?;
+        if !settlement.published.is_empty() {
+            sqlx::query("DELETE FROM postrider.parked WHERE destination = $1 AND id = ANY ($2)")
+                .bind(&self.destination)
+                .bind(&settlement.published)
+                .execute(&mut *tx)
+                .await
+                .map_err(db)?;
+        }
+        tx.commit().await.map_err(db)
+    }
+
+    async fn due(&self, lease: &Lease, limit: usize) -> Result<Vec<ParkedRow>> {
+        let filter = self.filter(lease);
+        let rows = sqlx::query(DUE)
+            .bind(&self.destination)
+            .bind(limit as i64)
+            .bind(filter.lanes)
+            .bind(filter.lane)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(db)?;
+        let mut due = Vec::with_capacity(rows.len());
+        let mut stopped_keys: Vec<String> = Vec::new();
+        for row in &rows {
+            let parked = log_row(row)?;
+            let is_head: bool = row.try_get(19).map_err(db)?;
+            if let (false, Some(key)) = (is_head, &parked.key) {
+                if stopped_keys.contains(key) {
+                    continue;
+                }
+                // Behind the head only those that never failed may follow.
+                if row.try_get::<&str, _>(0).map_err(db)? != "waiting" {
+                    stopped_keys.push(key.clone());
+                    continue;
+                }
+            }
+            due.push(ParkedRow { row: parked, attempts: row.try_get::<i32, _>(18).map_err(db)? as u32 });
+        }
+        Ok(due)
+    }
+
+    async fn set_asleep(&self, _lease: &Lease, is_asleep: bool) -> Result<()> {
+        self.wake.set_asleep(is_asleep).await;
+        Ok(())
+    }
+
+    async fn woken(&self) {
+        self.wake.woken().await;
+    }
+}
+
+fn lease_lost(lease: &Lease) -> Error {
+    Error::new(Kind::LeaseLost, format!("{} slot {} was taken over after epoch {}", lease.group, lease.slot, lease.epoch))
+}
+
+pub(super) async fn read(pool: &PgPool, filter: LaneFilter, from: &Position, limit: usize) -> Result<Page> {
+    let query = if from.target.is_some() { NEXT_PAGE } else { WINDOW };
+    // One more than asked for tells whether the window ends here.
+    let mut query = sqlx::query(query).bind(&from.done).bind(limit as i64 + 1).bind(filter.lanes).bind(filter.lane);
+    if let Some(target) = &from.target {
+        query = query.bind(from.last_id).bind(target);
+    }
+    let rows = query.fetch_all(pool).await.map_err(db)?;
+    let target = match (&from.target, rows.first()) {
+        (Some(target), _) => target.clone(),
+        (None, Some(row)) => row.try_get(0).map_err(db)?,
+        (None, None) => return Err(Error::new(Kind::Corrupt, "the database gave no snapshot")),
+    };
+    let mut page_rows = Vec::with_capacity(rows.len());
+    for row in rows.iter().take(limit) {
+        // The snapshot comes even when there is no event.
+        if row.try_get::<Option<i64>, _>(1).map_err(db)?.is_some() {
+            page_rows.push(log_row(row)?);
+        }
+    }
+    let has_more = rows.len() > limit;
+    let next = match page_rows.last() {
+        Some(last) if has_more => Position { done: from.done.clone(), target: Some(target), last_id: last.id },
+        _ => Position { done: target, target: None, last_id: 0 },
+    };
+    Ok(Page { rows: page_rows, next, has_more })
+}
+
+fn log_row(row: &PgRow) -> Result<Row> {
+    Ok(Row { id: row.try_get(1).map_err(db)?, key: row.try_get(4).map_err(db)?, event: row::event(row, 2) })
+}

@@ -1,0 +1,72 @@
+//! Applies `migrations/` and records them in `postrider_migration`.
+
+use async_trait::async_trait;
+use sqlx::{Row as _, SqliteConnection};
+
+use super::SqliteStore;
+use crate::error::Result;
+use crate::migrate::{Migrate, Migration, SchemaState};
+
+const MIGRATIONS: &[Migration] =
+    &[Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") }];
+
+const CREATE: &str = "CREATE TABLE IF NOT EXISTS postrider_migration (
+    version    INTEGER PRIMARY KEY,
+    name       TEXT NOT NULL,
+    applied_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')
+) STRICT";
+
+#[async_trait]
+impl Migrate for SqliteStore {
+    fn migrations(&self) -> &'static [Migration] {
+        MIGRATIONS
+    }
+
+    async fn schema(&self) -> Result<SchemaState> {
+        const DOING: &str = "the schema's version was not read";
+        let mut tx = self.read(DOING).await?;
+        let state = state(&mut tx).await.map_err(self.failed(DOING))?;
+        tx.rollback().await.map_err(self.failed(DOING))?;
+        Ok(state)
+    }
+
+    async fn migrate(&self) -> Result<Vec<Migration>> {
+        const DOING: &str = "the migration was not applied";
+        // One lock around looking and applying: of two instances the second finds nothing left to do.
+        let mut tx = self.write(DOING).await?;
+        let state = state(&mut tx).await.map_err(self.failed(DOING))?;
+        if state.found > state.needed {
+            tx.rollback().await.map_err(self.failed(DOING))?;
+            return Err(state.newer().context(self.path().display()));
+        }
+        let missing: Vec<Migration> =
+            MIGRATIONS.iter().filter(|migration| migration.version > state.found).copied().collect();
+        if missing.is_empty() {
+            tx.rollback().await.map_err(self.failed(DOING))?;
+            return Ok(missing);
+        }
+        sqlx::query(CREATE).execute(&mut *tx).await.map_err(self.failed(DOING))?;
+        for migration in &missing {
+            sqlx::raw_sql(migration.sql).execute(&mut *tx).await.map_err(self.failed(DOING))?;
+            sqlx::query("INSERT INTO postrider_migration (version, name) VALUES (?, ?)")
+                .bind(migration.version)
+                .bind(migration.name)
+                .execute(&mut *tx)
+                .await
+                .map_err(self.failed(DOING))?;
+        }
+        tx.commit().await.map_err(self.failed(DOING))?;
+        Ok(missing)
+    }
+}
+
+async fn state(connection: &mut SqliteConnection) -> Result<SchemaState, sqlx::Error> {
+    let exists = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'postrider_migration'";
+    let exists: i64 = sqlx::query(exists).fetch_one(&mut *connection).await?.try_get(0)?;
+    let found: i32 = if exists == 0 {
+        0
+    } else {
+        sqlx::query("SELECT coalesce(max(version), 0) FROM postrider_migration").fetch_one(connection).await?.try_get(0)?
+    };
+    Ok(SchemaState { found, needed: MIGRATIONS.last().map_or(0, |migration| migration.version) })
+}

@@ -1,0 +1,69 @@
+//! Upkeep: partitions, retention and the figures that people and alerts read.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::Serialize;
+
+use crate::error::Result;
+
+/// What is kept how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Published outbox rows.
+    pub outbox: Duration,
+    /// Inbox rows. Longer than any broker can hold a message back, or a late duplicate is applied twice.
+    pub inbox: Duration,
+    /// Messages of the embedded broker that every consumer has acked.
+    pub queue: Duration,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        Self { outbox: 7 * DAY, inbox: 14 * DAY, queue: DAY }
+    }
+}
+
+/// What one upkeep run did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct UpkeepReport {
+    /// Partitions created ahead of time.
+    pub partitions_created: u32,
+    /// Partitions dropped whole.
+    pub partitions_dropped: u32,
+    /// Outbox rows deleted one by one (SQLite; on PostgreSQL only from the default partition).
+    pub outbox_deleted: u64,
+    /// Inbox rows deleted.
+    pub inbox_deleted: u64,
+    /// Messages of the embedded broker deleted.
+    pub queue_deleted: u64,
+}
+
+/// The state of one outbox, from indexes and positions; never found by counting all rows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Backlog {
+    /// Committed events that are not published yet, exact up to [`BACKLOG_COUNT_MAX`].
+    pub pending: u64,
+    /// The age of the oldest of them, parked ones included.
+    pub oldest_secs: Option<u64>,
+    /// Parked: tried again by themselves.
+    pub retrying: u64,
+    /// Parked: waiting behind an earlier event of their key.
+    pub waiting: u64,
+    /// Parked: a person must decide.
+    pub failed: u64,
+}
+
+/// Counting ends here, so that a backlog of millions does not make `status` slow when it is needed most.
+pub const BACKLOG_COUNT_MAX: u64 = 10_000;
+
+/// The store's side of upkeep. Safe to run on several instances; runs are idempotent.
+#[async_trait]
+pub trait Upkeep: Send + Sync {
+    /// Creates partitions ahead and removes what is past its retention and no longer needed.
+    async fn maintain(&self, retention: &Retention) -> Result<UpkeepReport>;
+
+    /// How much waits for one destination, and how long already.
+    async fn backlog(&self, destination: &str) -> Result<Backlog>;
+}

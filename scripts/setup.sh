@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Installs what the tests need and this machine lacks: PostgreSQL, RabbitMQ, cargo-nextest; with the argument `deny`
+# cargo-deny instead, which is compiled from source in three to four minutes. Says nothing when nothing is missing.
+set -euo pipefail
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+has_postgres() {
+    [ -n "${POSTRIDER_TEST_POSTGRES:-}" ] || [ -n "${POSTRIDER_TEST_PG_BIN:-}" ] ||
+        compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null ||
+        { command -v postgres && command -v initdb; } >/dev/null
+}
+
+has_rabbitmq() {
+    [ -n "${POSTRIDER_TEST_RABBITMQ:-}" ] || [ -n "${POSTRIDER_TEST_RABBITMQ_BIN:-}" ] ||
+        [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmq-server >/dev/null
+}
+
+# A C compiler for SQLite and the cryptography of TLS, and the linker.
+has_compiler() { command -v cc >/dev/null; }
+
+explain() {
+    say "missing: $*"
+    cat >&2 <<'TEXT'
+Install them by hand:
+  PostgreSQL 14 or newer   initdb and postgres on the path, or POSTRIDER_TEST_PG_BIN=<folder of both>
+  RabbitMQ 3.10 or newer   rabbitmq-server, rabbitmqctl and epmd on the path, or POSTRIDER_TEST_RABBITMQ_BIN=<folder>
+  a C compiler             cc
+(Debian or Ubuntu: sudo apt-get install postgresql rabbitmq-server build-essential)
+or use servers that run already:
+  POSTRIDER_TEST_POSTGRES=postgres://user:password@host:5432/postgres      a user who may create databases
+  POSTRIDER_TEST_RABBITMQ=amqp://user:password@host:5672/%2f               with the management plugin
+  POSTRIDER_TEST_RABBITMQ_API=http://user:password@host:15672              where that is, if elsewhere
+Tests that kill servers start their own, so they need the programs in any case.
+TEXT
+    exit 1
+}
+
+# The packages' install scripts ask policy-rc.d whether they may start the service; 101 is no.
+policy=/usr/sbin/policy-rc.d
+forbid_services() {
+    [ ! -e "$policy" ] || return 0
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+}
+
+install_packages() {
+    command -v apt-get >/dev/null || explain "$@"
+    [ "$(id -u)" = 0 ] || explain "$@"
+    say "installing $*"
+    forbid_services
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+install_nextest() {
+    say 'installing cargo-nextest'
+    # The wheel holds the finished program; compiling it takes minutes.
+    local folder bin="${CARGO_HOME:-$HOME/.cargo}/bin"
+    folder=$(mktemp -d)
+    if python3 -m pip install --quiet --no-deps --target "$folder" cargo-nextest >/dev/null 2>&1 &&
+        [ -x "$folder/bin/cargo-nextest" ]; then
+        mkdir -p "$bin"
+        cp "$folder/bin/cargo-nextest" "$bin/"
+        rm -rf "$folder"
+    else
+        rm -rf "$folder"
+        cargo install --quiet --locked cargo-nextest
+    fi
+}
+
+command -v cargo >/dev/null || {
+    say 'Rust is not installed: see https://rustup.rs'
+    exit 1
+}
+
+if [ "${1:-}" = deny ]; then
+    cargo deny --version >/dev/null 2>&1 || {
+        say 'installing cargo-deny (some minutes)'
+        cargo install --quiet --locked --version '^0.20' cargo-deny
+    }
+    exit 0
+fi
+
+packages=()
+has_postgres || packages+=(postgresql)
+has_rabbitmq || packages+=(rabbitmq-server)
+has_compiler || packages+=(build-essential)
+[ ${#packages[@]} = 0 ] || install_packages "${packages[@]}"
+cargo nextest --version >/dev/null 2>&1 || install_nextest
