@@ -1,6 +1,8 @@
 # `make` lists what can be done.
 
-TESTBED = cargo run --quiet --package postrider-testkit --bin testbed -- run --
+# The programs are run from here, not by `cargo run --package`, which would choose other features of the dependencies than
+# `--workspace` does and build them twice.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build test lint deny advisories check bench crash demo clean
@@ -16,8 +18,8 @@ build: ## Build the release binary, target/release/postrider
 
 test: setup ## Run all tests, on a PostgreSQL and a RabbitMQ started for them
 	cargo build --workspace --all-targets
-	$(TESTBED) cargo nextest run --workspace
-	$(TESTBED) cargo test --quiet --workspace --doc
+	$(TARGET)/debug/testbed run -- cargo nextest run --workspace
+	cargo test --quiet --workspace --doc
 
 lint: ## Formatting, clippy and documentation, warnings denied
 	cargo fmt --all --check
@@ -35,11 +37,12 @@ advisories: ## Known vulnerabilities of the dependencies (needs the network)
 check: setup lint deny test ## The whole gate, as in CI
 
 bench: setup ## Measure throughput and latency against the alternatives
-	cargo run --release --package postrider-testkit --bin bench
+	cargo build --release --workspace
+	$(TARGET)/release/bench
 
 crash: setup ## The long crash run: servers and processes killed at random, history checked
 	cargo build --release --workspace
-	cargo run --release --package postrider-testkit --bin crash
+	$(TARGET)/release/crash
 
 demo: ## Show the way of an event, with nothing but the binary
 	cargo run --release -- demo

@@ -13,7 +13,7 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
+use tracing_subscriber::filter::{EnvFilter, filter_fn};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -23,32 +23,34 @@ use crate::config::{LogConfig, LogFormat};
 /// lapin logs returned messages with their body at this target. It stays off whatever RUST_LOG says.
 const LEAKY_TARGET: &str = "lapin::returned_messages";
 
-/// Installs the subscriber, once per process. RUST_LOG wins over the configured level.
-pub fn init(log: &LogConfig) {
+/// Installs the subscriber, once per process, and says whether it writes JSON. RUST_LOG wins over the configured level.
+pub fn init(log: &LogConfig) -> bool {
+    let is_json = match log.format {
+        LogFormat::Json => true,
+        LogFormat::Auto => !std::io::stderr().is_terminal(),
+        LogFormat::Pretty => false,
+    };
     let (filter, complaint) = filter(log.level);
-    // Also where a test harness has put one of its own before us.
-    let _ = match log.format {
-        LogFormat::Json => json(log, filter),
-        LogFormat::Auto if !std::io::stderr().is_terminal() => json(log, filter),
-        LogFormat::Auto | LogFormat::Pretty => {
-            let is_coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(is_coloured).with_target(false);
-            tracing_subscriber::registry().with(layer.with_filter(filter.and(filter_fn(is_harmless)))).try_init()
-        }
+    // Filters stand beside the layer, for all layers: as filters of one layer they lose the event that follows a
+    // `tracing::enabled!`, which sqlx calls all the time.
+    let registry = tracing_subscriber::registry().with(filter).with(filter_fn(is_harmless));
+    // Fails only where a test harness has installed one of its own before us.
+    let _ = if is_json {
+        registry.with(Json { service: log.service.clone() }).try_init()
+    } else {
+        let is_coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(is_coloured);
+        registry.with(layer.with_target(false)).try_init()
     };
     if let Some(complaint) = complaint {
         tracing::warn!(error_type = "config", "{complaint}");
     }
+    is_json
 }
 
 /// Plain warnings on stderr, for commands that end at once.
 pub fn init_quiet() {
-    init(&LogConfig { format: LogFormat::Pretty, level: LevelFilter::WARN, service: "postrider".to_owned() });
-}
-
-fn json(log: &LogConfig, filter: EnvFilter) -> Result<(), tracing_subscriber::util::TryInitError> {
-    let layer = Json { service: log.service.clone() };
-    tracing_subscriber::registry().with(layer.with_filter(filter.and(filter_fn(is_harmless)))).try_init()
+    let _ = init(&LogConfig { format: LogFormat::Pretty, level: LevelFilter::WARN, service: "postrider".to_owned() });
 }
 
 fn is_harmless(metadata: &Metadata<'_>) -> bool {
@@ -56,7 +58,8 @@ fn is_harmless(metadata: &Metadata<'_>) -> bool {
 }
 
 fn filter(level: LevelFilter) -> (EnvFilter, Option<String>) {
-    let default = || EnvFilter::new(level.to_string());
+    // Of lapin's troubles the library makes errors of its own, with a remedy; told twice they only confuse.
+    let default = || EnvFilter::new(format!("{level},lapin=off"));
     match std::env::var("RUST_LOG") {
         Ok(directives) if !directives.trim().is_empty() => match EnvFilter::try_new(&directives) {
             Ok(filter) => (filter, None),
@@ -224,8 +227,10 @@ mod tests {
     fn lines_have_the_schema() {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let layer = Collect(Json { service: "shop".to_owned() }, lines.clone());
-        let subscriber = tracing_subscriber::registry().with(layer.with_filter(filter_fn(is_harmless)));
+        let subscriber = tracing_subscriber::registry().with(filter_fn(is_harmless)).with(layer);
         tracing::subscriber::with_default(subscriber, || {
+            // sqlx asks like this before each statement; the next event must not suffer for the answer.
+            assert!(!tracing::enabled!(target: LEAKY_TARGET, tracing::Level::WARN));
             tracing::warn!(destination = "default", lane = 3, error_type = "unavailable", causes = ?["a \"b\"", "c"], "no {}", "broker");
             tracing::warn!(target: "lapin::returned_messages", "a body");
         });

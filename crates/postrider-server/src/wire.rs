@@ -1,16 +1,17 @@
 //! From the config to the library's trait objects.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::broker::rabbitmq::{self, RabbitMq, RabbitMqSettings};
 use postrider::lease::{LeaseTimes, Leases};
-use postrider::migrate::Migration;
+use postrider::migrate::{Migrate, Migration};
 use postrider::relay::{Backoff, BreakerSettings};
 use postrider::store::Store;
 use postrider::store::postgres::{self, PostgresStore};
-use postrider::store::sqlite::{self, SqliteStore};
+use postrider::store::sqlite::SqliteStore;
 use postrider::{Error, Kind, Relay, RelaySettings, Result};
 
 use crate::config::{BrokerUrl, Config, DESTINATION, QueueType, StoreUrl};
@@ -19,7 +20,13 @@ use crate::config::{BrokerUrl, Config, DESTINATION, QueueType, StoreUrl};
 pub async fn create_store(config: &Config) -> Result<Arc<dyn Store>> {
     match &config.store {
         StoreUrl::Sqlite(path) => Ok(Arc::new(SqliteStore::open(path).await?)),
-        StoreUrl::Postgres(url) => Ok(Arc::new(PostgresStore::connect(url.expose()).await?)),
+        StoreUrl::Postgres(url) => match PostgresStore::connect(url.expose()).await {
+            Ok(store) => Ok(Arc::new(store)),
+            Err(error) if error.kind() == Kind::Config => Err(error.context("store.url").with_remedy(
+                "write it as postgres://user:password@host:port/database, special characters percent-encoded",
+            )),
+            Err(error) => Err(error),
+        },
     }
 }
 
@@ -44,10 +51,10 @@ pub async fn open_unchecked(config: &Config) -> Result<Arc<dyn Store>> {
 }
 
 /// The migrations of the configured kind of store, without a database.
-pub fn migrations(config: &Config) -> &'static [Migration] {
+pub async fn migrations(config: &Config) -> Result<&'static [Migration]> {
     match &config.store {
-        StoreUrl::Sqlite(_) => sqlite::MIGRATIONS,
-        StoreUrl::Postgres(_) => postgres::MIGRATIONS,
+        StoreUrl::Sqlite(_) => Ok(SqliteStore::open(Path::new(":memory:")).await?.migrations()),
+        StoreUrl::Postgres(_) => Ok(postgres::migrations()),
     }
 }
 

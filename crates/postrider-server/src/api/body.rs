@@ -61,8 +61,10 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
         let pointer = pointer(error.path());
         let problem = Problem::bad_request(error.inner().to_string());
         let problem = if pointer.is_empty() { problem } else { problem.pointer(pointer) };
-        problem.remedy("send {\"topic\", \"type\", \"payload\"} and, if you like, key, id, content_type, source, subject, \
-                        tenant, correlation, causation, headers, time; or a list of such objects")
+        problem.remedy(
+            "send {\"topic\", \"type\", \"payload\"} and, if you like, key, id, content_type, source, subject, \
+                        tenant, correlation, causation, headers, time; or a list of such objects",
+        )
     })?;
     deserializer.end().map_err(|error| Problem::bad_request(error.to_string()))?;
     Ok(value)
@@ -147,7 +149,8 @@ fn field(error: &Error) -> String {
     if error.kind() == Kind::TooLarge {
         return "/payload".to_owned();
     }
-    let words = ["topic", "type", "key", "source", "subject", "tenant", "correlation", "causation", "content_type", "payload"];
+    let words =
+        ["topic", "type", "key", "source", "subject", "tenant", "correlation", "causation", "content_type", "payload"];
     let message = error.message();
     let named = words.iter().find(|word| message.starts_with(&format!("the {word} ")));
     match named {

@@ -25,15 +25,18 @@ pub fn read(headers: &HeaderMap, topic: Option<&str>, payload: Bytes) -> Result<
         Some(other) => return Err(wrong("ce-specversion", &format!("is {other:?}; this is {SPECVERSION}"))),
         None => return Err(wrong("ce-specversion", "is missing")),
     }
-    let mandatory = |name: &'static str| attribute(headers, name)?.ok_or_else(|| wrong(&format!("{PREFIX}{name}"), "is missing"));
+    let mandatory =
+        |name: &'static str| attribute(headers, name)?.ok_or_else(|| wrong(&format!("{PREFIX}{name}"), "is missing"));
     let (id, source, kind) = (mandatory("id")?, mandatory("source")?, mandatory("type")?);
     let topic = match (attribute(headers, "topic")?, topic) {
         (Some(topic), _) => topic,
         (None, Some(topic)) => topic.to_owned(),
         (None, None) => kind.clone(),
     };
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or(CONTENT_TYPE_DEFAULT);
-    let mut builder = Event::builder(topic, kind).id(stable_id(&source, &id)?).source(source).payload(content_type, payload);
+    let content_type =
+        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or(CONTENT_TYPE_DEFAULT);
+    let mut builder =
+        Event::builder(topic, kind).id(stable_id(&source, &id)?).source(source).payload(content_type, payload);
     let trace = Trace::of(headers);
     if let Some(parent) = trace.parent {
         builder = builder.traceparent(parent);
@@ -116,7 +119,8 @@ mod tests {
         pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
     }
 
-    const BARE: [(&str, &str); 4] = [("ce-specversion", "1.0"), ("ce-id", "42"), ("ce-source", "/shop"), ("ce-type", "order.created")];
+    const BARE: [(&str, &str); 4] =
+        [("ce-specversion", "1.0"), ("ce-id", "42"), ("ce-source", "/shop"), ("ce-type", "order.created")];
 
     #[test]
     fn attributes_become_the_envelope() {

@@ -3,7 +3,7 @@
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use postrider::{Error, Kind};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::config::redact;
@@ -11,22 +11,41 @@ use crate::config::redact;
 /// A client that gets 503 may try again after this many seconds.
 const RETRY_AFTER_S: HeaderValue = HeaderValue::from_static("5");
 
-/// One error for a client.
+/// One error for a client. Boxed, because it stands in many results that are nearly always good.
 #[derive(Debug)]
-pub struct Problem {
+pub struct Problem(Box<Members>);
+
+#[derive(Debug, Serialize)]
+struct Members {
+    r#type: String,
+    title: String,
+    #[serde(serialize_with = "number")]
     status: StatusCode,
-    body: Map<String, Value>,
+    detail: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pointer: Option<String>,
+    #[serde(flatten)]
+    more: Map<String, Value>,
+}
+
+fn number<S: Serializer>(status: &StatusCode, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u16(status.as_u16())
 }
 
 impl Problem {
     /// A problem of a kind (`invalid`), with a title that is the same for all of its kind and a detail that is not.
     pub fn new(status: StatusCode, kind: &str, title: &str, detail: impl Into<String>) -> Self {
-        let mut body = Map::new();
-        body.insert("type".to_owned(), format!("urn:postrider:problem:{kind}").into());
-        body.insert("title".to_owned(), title.into());
-        body.insert("status".to_owned(), status.as_u16().into());
-        body.insert("detail".to_owned(), detail.into().into());
-        Self { status, body }
+        Self(Box::new(Members {
+            r#type: format!("urn:postrider:problem:{kind}"),
+            title: title.to_owned(),
+            status,
+            detail: detail.into(),
+            remedy: None,
+            pointer: None,
+            more: Map::new(),
+        }))
     }
 
     /// A request that cannot be understood.
@@ -36,22 +55,22 @@ impl Problem {
 
     /// What the client can do.
     #[must_use]
-    pub fn remedy(self, remedy: impl Into<String>) -> Self {
-        let remedy: String = remedy.into();
-        self.with("remedy", &remedy)
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.0.remedy = Some(remedy.into());
+        self
     }
 
     /// The place in the body, as a JSON pointer (RFC 6901).
     #[must_use]
-    pub fn pointer(self, pointer: impl Into<String>) -> Self {
-        let pointer: String = pointer.into();
-        self.with("pointer", &pointer)
+    pub fn pointer(mut self, pointer: impl Into<String>) -> Self {
+        self.0.pointer = Some(pointer.into());
+        self
     }
 
     /// A member of the problem's own.
     #[must_use]
     pub fn with<T: Serialize>(mut self, name: &str, value: &T) -> Self {
-        self.body.insert(name.to_owned(), serde_json::to_value(value).unwrap_or(Value::Null));
+        self.0.more.insert(name.to_owned(), serde_json::to_value(value).unwrap_or(Value::Null));
         self
     }
 }
@@ -76,16 +95,17 @@ impl From<&Error> for Problem {
             | Kind::Handler
             | Kind::Other => (StatusCode::INTERNAL_SERVER_ERROR, "The event was not stored"),
         };
-        Problem::new(status, error.kind().as_str(), title, redact(error.message())).remedy(redact(error.remedy()))
+        Problem::new(status, error.kind().as_str(), title, redact(error.message())).remedy(error.remedy())
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut text = Value::Object(self.body).to_string();
+        // Texts and numbers alone: it cannot fail to be written.
+        let mut text = serde_json::to_string(&self.0).unwrap_or_default();
         text.push('\n');
-        let mut response = (self.status, [(header::CONTENT_TYPE, "application/problem+json")], text).into_response();
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        let mut response = (self.0.status, [(header::CONTENT_TYPE, "application/problem+json")], text).into_response();
+        if self.0.status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_S);
         }
         response

@@ -42,7 +42,6 @@ pub async fn run(args: DoctorArgs, path: Option<PathBuf>) -> Result<ExitCode> {
     }
     for finding in &mut findings {
         finding.message = redact(&finding.message);
-        finding.remedy = redact(&finding.remedy);
     }
     let is_bad = findings.iter().any(|finding| finding.severity == Severity::Error);
     if args.json {
@@ -103,7 +102,13 @@ async fn check_store(config: &Config, findings: &mut Vec<Finding>) -> Option<Arc
     findings.push(Finding::ok("store", format!("{} answers", config.store)));
     match store.inspect().await {
         Ok(found) => findings.extend(found),
-        Err(error) => findings.push(with_causes("store.inspect", &error)),
+        Err(error) => findings.push(with_causes("store.settings", &error)),
+    }
+    if !findings.iter().any(|finding| finding.check.ends_with(".schema")) {
+        findings.push(match store.schema().await.and_then(|schema| schema.require().map(|()| schema)) {
+            Ok(schema) => Finding::ok("store.schema", format!("version {}", schema.found)),
+            Err(error) => with_causes("store.schema", &error),
+        });
     }
     Some(store)
 }
@@ -111,11 +116,8 @@ async fn check_store(config: &Config, findings: &mut Vec<Finding>) -> Option<Arc
 /// The finding of an error, with what led to it: the operator has no log to look at here.
 fn with_causes(check: &str, error: &postrider::Error) -> Finding {
     let mut finding = Finding::of(check, error);
-    for cause in error.causes() {
-        if !finding.message.contains(&cause) {
-            finding.message.push_str(": ");
-            finding.message.push_str(&cause);
-        }
+    for cause in super::failure::causes(error) {
+        finding.message.push_str(&format!(": {cause}"));
     }
     finding
 }
@@ -135,9 +137,14 @@ fn show(findings: &[Finding]) -> Result<()> {
             Cell::new(&finding.remedy),
         ]);
     }
-    output::print(&table)?;
+    output::print(table)?;
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
-    eprintln!("\n{} checks, {warnings} warnings, {errors} errors", findings.len());
+    let plural = |count, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });
+    eprintln!(
+        "\n{}, {}, {}",
+        plural(findings.len(), "check"),
+        plural(count(Severity::Warning), "warning"),
+        plural(count(Severity::Error), "error")
+    );
     Ok(())
 }

@@ -62,12 +62,21 @@ impl Failure {
 pub fn tell(error: &Error, is_coloured: bool) -> String {
     let (red, bold, plain) = if is_coloured { ("\x1b[1;31m", "\x1b[1m", "\x1b[0m") } else { ("", "", "") };
     let mut text = format!("{red}error{plain}: {}", redact(error.message()));
+    for cause in causes(error) {
+        text.push_str(&format!("\n  cause: {}", redact(&cause)));
+    }
+    text.push_str(&format!("\n {bold}remedy{plain}: {}", error.remedy()));
+    text
+}
+
+/// The causes that say something new: many errors repeat their cause in their own message.
+pub fn causes(error: &Error) -> Vec<String> {
+    let mut told = vec![error.message().to_owned()];
     for cause in error.causes() {
-        // Many errors repeat their cause in their own message.
-        if !error.message().contains(&cause) {
-            text.push_str(&format!("\n  cause: {}", redact(&cause)));
+        if !told.iter().any(|text| text.contains(&cause)) {
+            told.push(cause);
         }
     }
-    text.push_str(&format!("\n {bold}remedy{plain}: {}", redact(error.remedy())));
-    text
+    told.remove(0);
+    told
 }

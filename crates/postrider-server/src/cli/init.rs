@@ -41,12 +41,18 @@ pub fn run(args: &InitArgs, config: Option<PathBuf>) -> Result<ExitCode> {
     options.write(true).create(true);
     // Passwords may come to stand in it.
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    if args.force { options.truncate(true) } else { options.create_new(true) };
+    if args.force {
+        options.truncate(true)
+    } else {
+        options.create_new(true)
+    };
     let mut file = options.open(&path).map_err(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => Error::new(Kind::Config, format!("{} exists already", path.display()))
             .with_remedy("edit it, name another file, or replace it with --force"),
-        std::io::ErrorKind::NotFound => Error::new(Kind::Missing, format!("{}: there is no such folder", path.display()))
-            .with_remedy("create the folder, or name another file"),
+        std::io::ErrorKind::NotFound => {
+            Error::new(Kind::Missing, format!("{}: there is no such folder", path.display()))
+                .with_remedy("create the folder, or name another file")
+        }
         _ => io(format!("{} cannot be written", path.display()), error),
     })?;
     file.write_all(text.as_bytes()).map_err(|error| io(format!("{} cannot be written", path.display()), error))?;

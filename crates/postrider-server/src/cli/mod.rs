@@ -20,7 +20,7 @@ mod signals;
 mod status;
 mod tail;
 
-pub use failure::{Failure, Result};
+pub use failure::Result;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,13 +55,16 @@ enum Command {
     /// Run relay, upkeep and HTTP until SIGTERM or Ctrl-C
     Run(run::RunArgs),
     /// Write one event into the outbox
-    Send(send::SendArgs),
+    Send(Box<send::SendArgs>),
     /// Follow the events as they are committed
     Tail(tail::TailArgs),
     /// Show schema, backlog and who holds which lane
     Status(status::StatusArgs),
     /// Check config, store and broker, and say what to do
     Doctor(doctor::DoctorArgs),
+    /// A relay or consumer of the demo, in a process that can be killed
+    #[command(hide = true)]
+    DemoWorker(demo::WorkerArgs),
 }
 
 /// Runs one command.
@@ -75,9 +78,10 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
     match command {
         Command::Init(args) => init::run(&args, config),
         Command::Demo(args) => block_on(demo::run(args)),
+        Command::DemoWorker(args) => block_on(demo::work(args)),
         Command::Migrate(args) => block_on(migrate::run(args, load()?)),
         Command::Run(args) => block_on(run::run(args, load()?)),
-        Command::Send(args) => block_on(send::run(args, load()?)),
+        Command::Send(args) => block_on(send::run(*args, load()?)),
         Command::Tail(args) => block_on(tail::run(args, load()?)),
         Command::Status(args) => block_on(status::run(args, load()?)),
         Command::Doctor(args) => block_on(doctor::run(args, config)),

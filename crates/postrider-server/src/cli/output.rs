@@ -39,7 +39,10 @@ pub fn table(header: &[&str]) -> Table {
 }
 
 /// Writes a table.
-pub fn print(table: &Table) -> Result<()> {
+pub fn print(mut table: Table) -> Result<()> {
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
     line(&table.trim_fmt())
 }
 

@@ -21,10 +21,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::failure::{Result, io};
+use super::failure::{Failure, Result, causes, io};
 use super::signals;
 use crate::api::{self, Health, Shared};
-use crate::config::{Config, StoreUrl};
+use crate::config::{Config, StoreUrl, redact};
 use crate::duty::{self, BacklogDuty, ProbeDuty, UpkeepDuty};
 use crate::{logging, wire};
 
@@ -62,7 +62,19 @@ pub struct RunArgs {
 
 /// Runs until a signal, or until something ends that must not end.
 pub async fn run(args: RunArgs, config: Config) -> Result<ExitCode> {
-    logging::init(&config.log);
+    let is_json = logging::init(&config.log);
+    match start(args, config).await {
+        // Whoever collects JSON lines wants the reason of the end as one of them.
+        Err(Failure::Library(error)) if is_json => {
+            tracing::error!(error_type = error.kind().as_str(), causes = ?causes(&error), remedy = error.remedy(),
+                "{}", redact(error.message()));
+            Ok(ExitCode::FAILURE)
+        }
+        result => result,
+    }
+}
+
+async fn start(args: RunArgs, config: Config) -> Result<ExitCode> {
     let stop = signals::stop_on_signal()?;
     for warning in config.warnings() {
         tracing::warn!(check = warning.check, remedy = warning.remedy, "{}", warning.message);
@@ -70,9 +82,10 @@ pub async fn run(args: RunArgs, config: Config) -> Result<ExitCode> {
     let shared = shared(&config)?;
     let listener = bind(config.http.listen).await?;
     let address = listener.local_addr().map_err(|error| io("the HTTP address is unknown", error))?;
+    tracing::info!(%address, "HTTP listens");
     let http = tokio::spawn(serve(listener, shared.clone(), stop.clone()));
 
-    let result = work(&args, &config, &shared, address, &stop).await;
+    let result = work(&args, &config, &shared, &stop).await;
     stop.cancel();
     let aborted = http.abort_handle();
     if tokio::time::timeout(HTTP_STOP_WAIT, http).await.is_err() {
@@ -112,13 +125,7 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>, stop: CancellationTok
     }
 }
 
-async fn work(
-    args: &RunArgs,
-    config: &Config,
-    shared: &Arc<Shared>,
-    address: SocketAddr,
-    stop: &CancellationToken,
-) -> Result<()> {
+async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &CancellationToken) -> Result<()> {
     let Some(store) = await_store(args, config, shared, stop).await? else { return Ok(()) };
     // Set once, here.
     let _ = shared.store.set(store.clone());
@@ -139,7 +146,7 @@ async fn work(
         shared.health.clear("relay");
     }
     tracing::info!(store = %config.store, broker = %config.broker.url, lanes = config.relay.lanes,
-        relay = config.relay.enabled, http = %address, "postrider {} is running", env!("CARGO_PKG_VERSION"));
+        relay = config.relay.enabled, "postrider {} is running", env!("CARGO_PKG_VERSION"));
 
     let result = finish(relay, shared, stop).await;
     tasks.close();
@@ -172,7 +179,8 @@ async fn finish(
             }
         },
     };
-    let result = ended.unwrap_or_else(|error| Err(Error::new(Kind::Other, "the relay ended unexpectedly").with_source(error)));
+    let result =
+        ended.unwrap_or_else(|error| Err(Error::new(Kind::Other, "the relay ended unexpectedly").with_source(error)));
     if stop.is_cancelled() {
         if let Err(error) = result {
             // The lanes expire by themselves; nothing is lost.
@@ -249,10 +257,25 @@ async fn check_broker(broker: &dyn Broker) -> Result<()> {
         match severity {
             Severity::Ok => tracing::debug!(check, "{message}"),
             Severity::Warning => tracing::warn!(check, remedy, "{message}"),
+            Severity::Error if is_passing(finding) => {
+                tracing::error!(
+                    error_type = "unavailable",
+                    check,
+                    remedy,
+                    "{message}; events stay in the outbox meanwhile"
+                );
+            }
             Severity::Error => {
-                return Err(Error::new(Kind::Mismatch, format!("{check}: {message}")).with_remedy(remedy.as_str()).into());
+                return Err(Error::new(Kind::Mismatch, format!("{check}: {message}"))
+                    .with_remedy(remedy.as_str())
+                    .into());
             }
         }
     }
     Ok(())
+}
+
+/// Whether time may mend it: the broker is away, or asks publishers to wait.
+fn is_passing(finding: &Finding) -> bool {
+    finding.remedy == Kind::Unavailable.remedy() || finding.check.ends_with(".blocked")
 }

@@ -119,7 +119,8 @@ fn event(args: SendArgs) -> Result<Event> {
 
 /// Reads at most one byte more than a payload may have: validation then says that it is too large.
 fn read(path: &Path) -> Result<Vec<u8>> {
-    let unreadable = |error| io(format!("the payload {} cannot be read", path.display()), error).with_remedy("name a readable file");
+    let unreadable =
+        |error| io(format!("the payload {} cannot be read", path.display()), error).with_remedy("name a readable file");
     let limit = PAYLOAD_BYTES_MAX as u64 + 1;
     let mut payload = Vec::new();
     if path.as_os_str() == "-" {

@@ -125,12 +125,14 @@ fn show(status: &Status, is_json: bool) -> Result<()> {
         } else {
             backlog.pending.to_string()
         }),
-        comfy_table::Cell::new(backlog.oldest_secs.map_or("-".to_owned(), |secs| output::duration(Duration::from_secs(secs)))),
+        comfy_table::Cell::new(
+            backlog.oldest_secs.map_or("-".to_owned(), |secs| output::duration(Duration::from_secs(secs))),
+        ),
         alarm(backlog.retrying, Color::Yellow),
         alarm(backlog.waiting, Color::Yellow),
         alarm(backlog.failed, Color::Red),
     ]);
-    output::print(&table)?;
+    output::print(table)?;
     output::line("")?;
 
     if !status.leases.iter().any(|lease| lease.group.starts_with("relay/") && lease.owner.is_some()) {
@@ -150,5 +152,5 @@ fn show(status: &Status, is_json: bool) -> Result<()> {
             left.map_or("-".to_owned(), |left| format!("{:.1}s left", left.as_secs_f64())),
         ]);
     }
-    output::print(&table)
+    output::print(table)
 }

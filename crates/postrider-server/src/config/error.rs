@@ -48,14 +48,21 @@ pub struct Problems {
 
 impl Problems {
     /// The mistakes, and the file that places refer to. Passwords in its URLs are masked here, once and for all.
-    pub fn new(file: Option<(PathBuf, String)>, problems: Vec<Problem>) -> Self {
+    pub fn new(file: Option<(PathBuf, String)>, mut problems: Vec<Problem>) -> Self {
+        // As they stand in the file, then those of the environment.
+        problems.sort_by_key(|problem| match &problem.origin {
+            Origin::Default => (0, 0),
+            Origin::File(span) => (1, span.start),
+            Origin::Env(_) => (2, 0),
+        });
         Self { file: file.map(|(path, text)| (path, mask(&text))), problems }
     }
 
     /// All mistakes as text, in colour when `is_styled`.
     pub fn render(&self, is_styled: bool) -> String {
         let renderer = if is_styled { Renderer::styled() } else { Renderer::plain() };
-        let reports: Vec<String> = self.problems.iter().map(|problem| renderer.render(&[self.group(problem)])).collect();
+        let reports: Vec<String> =
+            self.problems.iter().map(|problem| renderer.render(&[self.group(problem)])).collect();
         reports.join("\n\n")
     }
 

@@ -23,7 +23,8 @@ pub fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Str
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
             return Err(format!("refers to ${{{name}}}, which is not the name of an environment variable"));
         }
-        let value = lookup(name).ok_or_else(|| format!("refers to ${{{name}}}, but the environment variable {name} is not set"))?;
+        let value = lookup(name)
+            .ok_or_else(|| format!("refers to ${{{name}}}, but the environment variable {name} is not set"))?;
         rest = &reference[end + 1..];
         if out.contains("://") && rest.contains('@') {
             encode_userinfo(&value, &mut out);

@@ -31,7 +31,8 @@ pub fn load(named: Option<&Path>) -> Result<Config, Box<Problems>> {
             Ok(text) => Some((path, text)),
             Err(error) => {
                 let message = format!("the config file {} cannot be read: {error}", path.display());
-                let help = "name an existing file with --config or POSTRIDER_CONFIG, or create one with `postrider init`";
+                let help =
+                    "name an existing file with --config or POSTRIDER_CONFIG, or create one with `postrider init`";
                 return Err(Box::new(Problems::new(None, vec![Problem::new(Origin::Default, message).help(help)])));
             }
         },
@@ -80,7 +81,8 @@ fn put_file(settings: &mut Settings, text: &str, environment: &[(String, String)
         Ok(document) => document,
         Err(error) => {
             let span = error.span().unwrap_or(0..0);
-            let problem = Problem::new(Origin::File(span), format!("the config file is not valid TOML: {}", error.message()));
+            let problem =
+                Problem::new(Origin::File(span), format!("the config file is not valid TOML: {}", error.message()));
             settings.problems.push(problem);
             return;
         }
@@ -95,7 +97,9 @@ fn put_file(settings: &mut Settings, text: &str, environment: &[(String, String)
         }
         let DeValue::Table(table) = table.get_ref() else {
             let problem = Problem::new(Origin::File(table.span()), format!("{name} is a section, not a setting"));
-            settings.problems.push(problem.help(format!("write [{name}] on a line of its own, and its settings below")));
+            settings
+                .problems
+                .push(problem.help(format!("write [{name}] on a line of its own, and its settings below")));
             continue;
         };
         for (key, value) in table {

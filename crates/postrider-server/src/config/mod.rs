@@ -18,10 +18,9 @@ mod settings;
 mod typed;
 mod url;
 
-pub use error::{Problem, Problems};
+pub use error::Problems;
 pub use load::{DEFAULTS, load};
-pub use settings::Origin;
-pub use url::{BrokerUrl, Secret, StoreUrl, redact};
+pub use url::{BrokerUrl, StoreUrl, redact};
 
 /// The one destination that this version relays to; it names the relay's lanes, breaker and metrics.
 pub const DESTINATION: &str = "default";

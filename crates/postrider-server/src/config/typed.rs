@@ -8,7 +8,9 @@ use postrider::upkeep::Retention;
 use tracing::level_filters::LevelFilter;
 
 use super::settings::Settings;
-use super::{BreakerConfig, BrokerConfig, BrokerUrl, Config, HttpConfig, LogConfig, LogFormat, QueueType, RelayConfig, StoreUrl};
+use super::{
+    BreakerConfig, BrokerConfig, BrokerUrl, Config, HttpConfig, LogConfig, LogFormat, QueueType, RelayConfig, StoreUrl,
+};
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 /// Retention beyond ten years is a typing error.
@@ -42,10 +44,13 @@ fn broker(settings: &mut Settings) -> Option<BrokerConfig> {
     let exchange = settings.parsed("broker.exchange", |name| match name {
         "" => Err("is empty; RabbitMQ's default exchange cannot route by topic"),
         long if long.len() > 127 => Err("has more than 127 bytes"),
-        reserved if reserved.starts_with("amq.") && reserved != "amq.topic" => Err("begins with \"amq.\", which RabbitMQ reserves"),
+        reserved if reserved.starts_with("amq.") && reserved != "amq.topic" => {
+            Err("begins with \"amq.\", which RabbitMQ reserves")
+        }
         name => Ok(name.to_owned()),
     });
-    let queue_type = settings.choice("broker.queue_type", &[("quorum", QueueType::Quorum), ("classic", QueueType::Classic)]);
+    let queue_type =
+        settings.choice("broker.queue_type", &[("quorum", QueueType::Quorum), ("classic", QueueType::Classic)]);
     let payload_bytes_max = settings.integer("broker.payload_bytes_max", 1..=PAYLOAD_BYTES_MAX as u64);
     let publish_timeout = settings.millis("broker.publish_timeout_ms", 100..=600_000);
     Some(BrokerConfig {
@@ -133,7 +138,8 @@ mod tests {
     fn with(text: &str, environment: &[(&str, &str)]) -> Result<Config, String> {
         let environment: Vec<(String, String)> =
             environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        assemble(Some((PathBuf::from("postrider.toml"), text.to_owned())), &environment).map_err(|error| error.to_string())
+        assemble(Some((PathBuf::from("postrider.toml"), text.to_owned())), &environment)
+            .map_err(|error| error.to_string())
     }
 
     fn assert_says(text: &str, parts: &[&str]) {
@@ -185,7 +191,11 @@ mod tests {
     fn a_wrong_type_is_named() {
         assert_says(
             "[relay]\npoll_ms = \"fast\"\n",
-            &["relay.poll_ms must be a whole number, not a text in quotes", "postrider.toml:2:11", "the default is 100"],
+            &[
+                "relay.poll_ms must be a whole number, not a text in quotes",
+                "postrider.toml:2:11",
+                "the default is 100",
+            ],
         );
         assert_says("[relay]\nenabled = 1\n", &["relay.enabled must be true or false"]);
         assert_says("[http]\nlisten = [\"a\"]\n", &["http.listen must be a text in quotes, not a list"]);
@@ -203,7 +213,10 @@ mod tests {
 
     #[test]
     fn words_have_suggestions() {
-        assert_says("[log]\nformat = \"jsn\"\n", &["must be one of \"auto\", \"json\", \"pretty\"", "did you mean \"json\"?"]);
+        assert_says(
+            "[log]\nformat = \"jsn\"\n",
+            &["must be one of \"auto\", \"json\", \"pretty\"", "did you mean \"json\"?"],
+        );
         assert_says("[log]\nlevel = \"verbose\"\n", &["log.level must be one of"]);
     }
 

@@ -32,7 +32,9 @@ impl Duty for BacklogDuty {
         let backlog = match self.store.backlog(DESTINATION).await {
             Ok(backlog) => backlog,
             // The probe tells that the store is away; a second line would say nothing new.
-            Err(error) => return tracing::debug!(error_type = error.kind().as_str(), %error, "the backlog cannot be read"),
+            Err(error) => {
+                return tracing::debug!(error_type = error.kind().as_str(), %error, "the backlog cannot be read");
+            }
         };
         postrider::metrics::backlog(DESTINATION, &backlog, self.alarm.is_stale(&backlog));
         match self.alarm.next(&backlog, Instant::now()) {

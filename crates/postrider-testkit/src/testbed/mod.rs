@@ -8,7 +8,7 @@
 //! - [`Postgres::start_private`] and [`RabbitMq::start_private`] start a server that only the caller knows, to be
 //!   killed, stopped and restarted.
 //!
-//! Nothing outlives the process that started it, whatever ends that process: see [`guard`].
+//! Nothing outlives the process that started it, whatever ends that process: see `guard.rs`.
 
 mod api;
 mod guard;

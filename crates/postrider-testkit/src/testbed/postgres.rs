@@ -173,9 +173,10 @@ impl Server {
         initdb.arg("--pgdata").arg(server.data());
         // The files need not survive the machine, only the server's processes.
         initdb.args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]);
-        let output = tokio::task::spawn_blocking(move || initdb.output()).await??;
-        if !output.status.success() {
-            return Err(format!("initdb: {}", String::from_utf8_lossy(&output.stderr).trim()).into());
+        let log = File::create(server.log())?;
+        let exit = Process::spawn(initdb.stdout(log.try_clone()?).stderr(log))?.wait(START_DEADLINE).await?;
+        if !exit.success() {
+            return Err(format!("initdb: {exit}\n{}", super::tail(&server.log())).into());
         }
         let mut config = std::fs::read_to_string(server.data().join("postgresql.conf"))?;
         let switch = |on: bool| if on { "on" } else { "off" }.to_owned();
@@ -302,7 +303,7 @@ fn unprivileged_user() -> Result<Option<(u32, u32)>> {
 }
 
 #[cfg(test)]
-mod tests {
+mod own_servers {
     use super::*;
 
     #[tokio::test]
@@ -334,6 +335,11 @@ mod tests {
         drop(server);
         assert!(!folder.exists());
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[tokio::test]
     async fn a_server_of_others_cannot_be_killed() {

@@ -288,7 +288,7 @@ fn find_programs() -> Result<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
+mod own_servers {
     use super::*;
 
     #[tokio::test]

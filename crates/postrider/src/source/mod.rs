@@ -24,6 +24,18 @@ pub struct Position {
     pub(crate) last_id: i64,
 }
 
+impl Position {
+    /// A position in a log whose ids are in commit order.
+    pub fn at_id(last_id: i64) -> Self {
+        Self { last_id, ..Self::default() }
+    }
+
+    /// The last id that was handled, in the window that is being read.
+    pub fn last_id(&self) -> i64 {
+        self.last_id
+    }
+}
+
 /// A row of the log. A row that cannot be read as an event is still a row: it must be parked, not skipped.
 #[derive(Debug)]
 pub struct Row {
@@ -141,7 +153,8 @@ pub trait Source: Send + Sync {
     /// Changes nothing.
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page>;
 
-    /// Writes the settlement durably, all of it or nothing. Fails with [`crate::Kind::LeaseLost`], and writes nothing,
+    /// Writes the settlement durably, all of it or nothing. A park that only waits leaves a row that is parked already
+    /// as it is. Fails with [`crate::Kind::LeaseLost`], and writes nothing,
     /// when the lane was opened under a later epoch. Idempotent.
     async fn settle(&self, lease: &Lease, settlement: &Settlement) -> Result<()>;
 

@@ -205,13 +205,17 @@ impl LogSource {
     }
 }
 
+/// A row that is parked already and is read again after a crash comes as `waiting` without an attempt; that must not
+/// overwrite what is known of it.
 const PARK: &str = "WITH p AS ( \
        SELECT * FROM unnest($2::bigint[], $3::text[], $4::int[], $5::float8[], $6::text[], $7::text[]) \
        AS p(id, state, attempts, delay, kind, failure) \
+     ), known AS ( \
+       SELECT q.id FROM postrider.parked q JOIN p ON p.id = q.id WHERE q.destination = $1 \
      ), updated AS ( \
        UPDATE postrider.parked q SET state = p.state, attempts = p.attempts, \
          next_at = clock_timestamp() + p.delay * interval '1 second', failure_kind = p.kind, failure = p.failure \
-       FROM p WHERE q.destination = $1 AND q.id = p.id RETURNING q.id \
+       FROM p WHERE q.destination = $1 AND q.id = p.id AND p.attempts > 0 \
      ), inserted AS ( \
        INSERT INTO postrider.parked (destination, id, state, attempts, next_at, failure_kind, failure, event_id, topic, \
          key, type, payload, payload_bytes, content_type, source, subject, tenant, correlation, causation, traceparent, \
@@ -219,8 +223,8 @@ const PARK: &str = "WITH p AS ( \
        SELECT $1, p.id, p.state, p.attempts, clock_timestamp() + p.delay * interval '1 second', p.kind, p.failure, \
          o.event_id, o.topic, o.key, o.type, o.payload, o.payload_bytes, o.content_type, o.source, o.subject, o.tenant, \
          o.correlation, o.causation, o.traceparent, o.tracestate, o.headers, o.created_at \
-       FROM p JOIN postrider.outbox o ON o.id = p.id WHERE p.id NOT IN (SELECT id FROM updated) RETURNING id \
-     ) SELECT (SELECT count(*) FROM updated) + (SELECT count(*) FROM inserted)";
+       FROM p JOIN postrider.outbox o ON o.id = p.id WHERE p.id NOT IN (SELECT id FROM known) RETURNING id \
+     ) SELECT (SELECT count(*) FROM known) + (SELECT count(*) FROM inserted)";
 
 const SETTLE: &str = "UPDATE postrider.lane SET settled_at = clock_timestamp(), \
      done = coalesce($4::text::pg_snapshot, done), \

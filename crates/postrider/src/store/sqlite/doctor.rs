@@ -58,20 +58,19 @@ async fn version(store: &SqliteStore) -> Result<Finding> {
     Ok(Finding::ok("sqlite.version", format!("SQLite {}", text(store, "SELECT sqlite_version()").await?)))
 }
 
-/// Takes the write lock and lets it go.
+/// Writes something and takes it back. `BEGIN IMMEDIATE` alone succeeds on a read-only file too.
 async fn writable(store: &SqliteStore) -> Finding {
-    const DOING: &str = "no transaction could be begun";
-    let tried = match store.write(DOING).await {
-        Ok(tx) => tx.rollback().await.map_err(store.failed(DOING)),
-        Err(error) => Err(error),
+    const DOING: &str = "nothing could be written";
+    let try_it = async || -> Result<()> {
+        let mut tx = store.write(DOING).await?;
+        sqlx::query("CREATE TABLE postrider_probe (x)").execute(&mut *tx).await.map_err(store.failed(DOING))?;
+        tx.rollback().await.map_err(store.failed(DOING))
     };
-    match tried {
-        Ok(()) => Finding::ok("sqlite.writable", "a writing transaction can be begun"),
-        Err(error) if error.kind() == crate::Kind::Unavailable => Finding::error(
-            "sqlite.writable",
-            format!("{error} for {} seconds", BUSY_TIMEOUT.as_secs()),
-            error.remedy(),
-        ),
+    match try_it().await {
+        Ok(()) => Finding::ok("sqlite.writable", "the file can be written"),
+        Err(error) if error.kind() == crate::Kind::Unavailable => {
+            Finding::error("sqlite.writable", format!("{error} for {} seconds", BUSY_TIMEOUT.as_secs()), error.remedy())
+        }
         Err(error) => Finding::of("sqlite.writable", &error),
     }
 }

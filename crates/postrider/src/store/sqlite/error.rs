@@ -36,7 +36,9 @@ pub(super) fn classify(path: Option<&Path>, doing: &str, error: sqlx::Error) -> 
         }
         sqlx::Error::Io(io) => of_io(io, &file),
         sqlx::Error::PoolTimedOut => Error::new(Kind::Unavailable, format!("{file} had no free connection in time"))
-            .with_remedy("look for a handler that holds its transaction for long, or that waits inside it for the store"),
+            .with_remedy(
+                "look for a handler that holds its transaction for long, or that waits inside it for the store",
+            ),
         sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
             Error::new(Kind::Unavailable, format!("{file} was closed")).with_remedy("open the store again")
         }
@@ -73,8 +75,9 @@ fn of_code(extended: i32, message: &str, file: &str, path: Option<&Path>) -> Err
         code::PERM | code::AUTH => Error::new(Kind::Denied, format!("{file} may not be used by this user")),
         code::NOTADB => Error::new(Kind::Corrupt, format!("{file} is not an SQLite database"))
             .with_remedy("name another file, or move this one away"),
-        code::CORRUPT => Error::new(Kind::Corrupt, format!("{file} is damaged"))
-            .with_remedy("stop all programs that use it and restore a backup; `sqlite3 FILE .recover` saves what is left"),
+        code::CORRUPT => Error::new(Kind::Corrupt, format!("{file} is damaged")).with_remedy(
+            "stop all programs that use it and restore a backup; `sqlite3 FILE .recover` saves what is left",
+        ),
         code::TOOBIG => Error::new(Kind::TooLarge, format!("a value is larger than {file} accepts")),
         // SQLite's texts name constraints and columns, never values.
         code::CONSTRAINT => Error::new(Kind::Invalid, format!("{file} refuses the row: {message}")),
@@ -96,12 +99,13 @@ fn cannot_open(file: &str, path: Option<&Path>) -> Error {
         return Error::new(Kind::Config, format!("{file} is a directory")).with_remedy("name a file inside of it");
     }
     match std::fs::metadata(parent) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Error::new(Kind::Missing, format!("{file} cannot be opened: the directory {} does not exist", parent.display()))
-                .with_remedy("create the directory, or correct the path")
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Error::new(
+            Kind::Missing,
+            format!("{file} cannot be opened: the directory {} does not exist", parent.display()),
+        )
+        .with_remedy("create the directory, or correct the path"),
         _ => Error::new(Kind::Denied, format!("{file} cannot be opened or created by this user"))
-            .with_remedy(format!("give this user the right to write in {}", parent.display())),
+            .with_remedy(format!("let this user read and write the file and the directory {}", parent.display())),
     }
 }
 

@@ -158,12 +158,7 @@ impl Leases for SqliteStore {
 }
 
 fn view(row: &sqlx::sqlite::SqliteRow) -> Result<LeaseView, sqlx::Error> {
-    let lease = Lease {
-        group: row.try_get(0)?,
-        slot: row.try_get(1)?,
-        owner: row.try_get(2)?,
-        epoch: row.try_get(3)?,
-    };
+    let lease = Lease { group: row.try_get(0)?, slot: row.try_get(1)?, owner: row.try_get(2)?, epoch: row.try_get(3)? };
     let remaining_ms: i64 = row.try_get(4)?;
     let remaining = u64::try_from(remaining_ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis);
     Ok(LeaseView { lease, remaining })

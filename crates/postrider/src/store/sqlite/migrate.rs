@@ -66,7 +66,10 @@ async fn state(connection: &mut SqliteConnection) -> Result<SchemaState, sqlx::E
     let found: i32 = if exists == 0 {
         0
     } else {
-        sqlx::query("SELECT coalesce(max(version), 0) FROM postrider_migration").fetch_one(connection).await?.try_get(0)?
+        sqlx::query("SELECT coalesce(max(version), 0) FROM postrider_migration")
+            .fetch_one(connection)
+            .await?
+            .try_get(0)?
     };
     Ok(SchemaState { found, needed: MIGRATIONS.last().map_or(0, |migration| migration.version) })
 }

@@ -12,9 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use sqlx::sqlite::{
-    Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
-};
+use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Transaction};
 use tokio::sync::Notify;
 
@@ -23,7 +21,6 @@ use crate::doctor::Finding;
 use crate::error::{Error, Result};
 use crate::source::Source;
 
-mod columns;
 mod doctor;
 mod error;
 mod inbox;
@@ -32,6 +29,7 @@ mod migrate;
 mod outbox;
 mod parked;
 mod queue;
+mod row;
 mod source;
 mod upkeep;
 
@@ -42,6 +40,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Reads are short; more connections than this only share the same two or four cores.
 const READERS_MAX: u32 = 4;
+/// Rows that SQLite's thread may be ahead of ours: a page, so that the two do not wake each other for every few rows.
+const ROW_BUFFER: usize = 512;
 /// The switch to WAL cannot wait in the busy handler, so opening a new file from several processes at once is tried
 /// again this often.
 const OPEN_RETRY: Duration = Duration::from_millis(50);
@@ -104,8 +104,7 @@ impl SqliteStore {
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .test_before_acquire(false)
             .connect_lazy_with(reading);
-        let inner =
-            Inner { path: path.to_owned(), writer, reader, enqueued: Notify::new(), appended: Notify::new() };
+        let inner = Inner { path: path.to_owned(), writer, reader, enqueued: Notify::new(), appended: Notify::new() };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -161,6 +160,7 @@ fn base_options(path: &Path) -> SqliteConnectOptions {
         .synchronous(SqliteSynchronous::Full)
         .foreign_keys(true)
         .busy_timeout(BUSY_TIMEOUT)
+        .row_buffer_size(ROW_BUFFER)
         .disable_statement_logging()
 }
 

@@ -6,14 +6,14 @@ use async_trait::async_trait;
 use sqlx::sqlite::Sqlite;
 use sqlx::{Row as _, SqliteConnection, Transaction};
 
-use super::columns::{self, CHUNKS, event_columns};
+use super::row::{self, CHUNKS, event_columns};
 use super::{SqliteStore, error};
 use crate::error::Result;
 use crate::event::Event;
 use crate::outbox::{OutboxStore, OutboxWriter};
 use crate::source::{Page, Position};
 
-static INSERT: LazyLock<[String; CHUNKS.len()]> = LazyLock::new(|| columns::insert_statements("outbox", &[]));
+static INSERT: LazyLock<[String; CHUNKS.len()]> = LazyLock::new(|| row::insert_statements("outbox", &[]));
 
 /// For a transaction of the caller's own. The relay is not rung, since only the caller knows when it commits: it finds
 /// the events at its next look.
@@ -70,20 +70,17 @@ impl SqliteStore {
     /// Up to `limit` rows of all lanes after `last_id`.
     pub(super) async fn page(&self, last_id: i64, limit: usize) -> Result<Page> {
         const DOING: &str = "the outbox was not read";
-        let found = sqlx::query(concat!(
-            "SELECT id, ",
-            event_columns!(),
-            " FROM outbox WHERE id > ? ORDER BY id LIMIT ?"
-        ))
-        .bind(last_id)
-        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
-        .fetch_all(&self.inner.reader)
-        .await
-        .map_err(self.failed(DOING))?;
+        let found =
+            sqlx::query(concat!("SELECT id, ", event_columns!(), " FROM outbox WHERE id > ? ORDER BY id LIMIT ?"))
+                .bind(last_id)
+                .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+                .fetch_all(&self.inner.reader)
+                .await
+                .map_err(self.failed(DOING))?;
         let has_more = !found.is_empty() && found.len() >= limit;
         let mut rows = Vec::with_capacity(found.len());
         for row in &found {
-            rows.push(columns::read_row(row).map_err(self.failed(DOING))?);
+            rows.push(row::read_row(row).map_err(self.failed(DOING))?);
         }
         let next = at(rows.last().map_or(last_id, |row| row.id));
         Ok(Page { rows, next, has_more })
@@ -110,7 +107,7 @@ async fn insert(connection: &mut SqliteConnection, mut events: &[Event]) -> Resu
     for (rows, statement) in CHUNKS.into_iter().zip(INSERT.iter()) {
         while events.len() >= rows {
             let (chunk, rest) = events.split_at(rows);
-            let query = chunk.iter().fold(sqlx::query(statement.as_str()), columns::bind);
+            let query = chunk.iter().fold(sqlx::query(statement.as_str()), row::bind);
             query.execute(&mut *connection).await?;
             events = rest;
         }

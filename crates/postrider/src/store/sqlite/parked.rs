@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use sqlx::{Row as _, SqliteConnection};
 
-use super::columns::{self, event_columns};
 use super::lease::millis;
 use super::now_ms;
+use super::row::{self, event_columns};
 use super::source::{SqliteSource, hash};
 use crate::source::{Park, ParkedRow, ParkedState};
 
@@ -28,7 +28,7 @@ pub(super) async fn keys(
     let mut keys = Vec::with_capacity(rows.len());
     for row in rows {
         let count = row.try_get(1)?;
-        match columns::text_lossy(&row, 0)? {
+        match row::text_lossy(&row, 0)? {
             Some(key) => keys.push((key, count)),
             None => keyless = count,
         }
@@ -38,9 +38,6 @@ pub(super) async fn keys(
 
 /// Copies log rows into the side table and updates those that are there already, also when their log row is gone.
 pub(super) async fn park(connection: &mut SqliteConnection, destination: &str, parks: &[Park]) -> Result<()> {
-    // After a crash the relay reads rows again that it had parked before its position passed them, and lets them wait
-    // behind their key. That must not undo what was known of them.
-    let is_news = |park: &Park| park.state != ParkedState::Waiting || park.attempts > 0;
     let mut latest: BTreeMap<i64, &Park> = BTreeMap::new();
     for park in parks {
         if is_news(park) || !latest.contains_key(&park.id) {
@@ -58,19 +55,23 @@ pub(super) async fn park(connection: &mut SqliteConnection, destination: &str, p
     let mut hashes = BTreeMap::new();
     for row in rows {
         let id: i64 = row.try_get(0)?;
-        let key: Option<String> = columns::text_lossy(&row, 1)?;
+        let key: Option<String> = row::text_lossy(&row, 1)?;
         hashes.insert(id, hash(id, key.as_deref()));
     }
     let entries: Vec<_> = latest.values().map(|park| entry(park, hashes.get(&park.id).copied())).collect();
     let entries = serde_json::Value::from(entries).to_string();
 
+    // CROSS and MATERIALIZED, because SQLite would otherwise walk the whole side table for every entry.
     sqlx::query(concat!(
-        "UPDATE parked
+        "WITH n AS MATERIALIZED (
+             SELECT p.rowid AS place, j.value FROM json_each(?2) j CROSS JOIN parked p
+              WHERE p.destination = ?1 AND p.id = j.value ->> 'id' AND j.value ->> 'is_news')
+         UPDATE parked
             SET state = n.value ->> 'state', attempts = n.value ->> 'attempts',
-                next_at = ", now_ms!(), " + (n.value ->> 'delay'),
-                failure_kind = n.value ->> 'kind', failure_message = n.value ->> 'message'
-           FROM json_each(?2) n
-          WHERE parked.destination = ?1 AND parked.id = n.value ->> 'id' AND n.value ->> 'is_news'"
+                next_at = ",
+        now_ms!(),
+        " + (n.value ->> 'delay'), failure_kind = n.value ->> 'kind', failure_message = n.value ->> 'message'
+           FROM n WHERE parked.rowid = n.place"
     ))
     .bind(destination)
     .bind(&entries)
@@ -79,27 +80,41 @@ pub(super) async fn park(connection: &mut SqliteConnection, destination: &str, p
     sqlx::query(concat!(
         "INSERT INTO parked (destination, id, hash, state, attempts, next_at, failure_kind, failure_message, ",
         event_columns!(),
-        ") SELECT ?1, o.id, n.value ->> 'hash', n.value ->> 'state', n.value ->> 'attempts',
-                  ", now_ms!(), " + (n.value ->> 'delay'), n.value ->> 'kind', n.value ->> 'message', ",
+        ") SELECT ?1, o.id, n.value ->> 'hash', n.value ->> 'state', n.value ->> 'attempts', ",
+        now_ms!(),
+        " + (n.value ->> 'delay'), n.value ->> 'kind', n.value ->> 'message', ",
         event_columns!(),
-        " FROM json_each(?2) n JOIN outbox o ON o.id = n.value ->> 'id' WHERE true ON CONFLICT DO NOTHING"
+        // A subquery, because json_each has columns named id, key and type too.
+        " FROM (SELECT value FROM json_each(?2)) n CROSS JOIN outbox o
+          WHERE o.id = n.value ->> 'id' ON CONFLICT DO NOTHING"
     ))
     .bind(destination)
     .bind(&entries)
     .execute(&mut *connection)
     .await?;
 
-    let kept: i64 = sqlx::query("SELECT count(*) FROM parked WHERE destination = ? AND id IN (SELECT value FROM json_each(?))")
-        .bind(destination)
-        .bind(&ids)
-        .fetch_one(connection)
-        .await?
-        .try_get(0)?;
+    let kept: i64 =
+        sqlx::query("SELECT count(*) FROM parked WHERE destination = ? AND id IN (SELECT value FROM json_each(?))")
+            .bind(destination)
+            .bind(&ids)
+            .fetch_one(connection)
+            .await?
+            .try_get(0)?;
     if kept as usize != latest.len() {
         // Upkeep deletes only what every lane has passed, so it was a person, who must not stop the lane by it.
-        tracing::warn!(destination, missing = latest.len() - kept as usize, "events to be parked are gone from the outbox");
+        tracing::warn!(
+            destination,
+            missing = latest.len() - kept as usize,
+            "events to be parked are gone from the outbox"
+        );
     }
     Ok(())
+}
+
+/// After a crash the relay reads rows again that it had parked before its position passed them, and lets them wait
+/// behind their key. That must not undo what was known of them.
+fn is_news(park: &Park) -> bool {
+    park.state != ParkedState::Waiting || park.attempts > 0
 }
 
 fn entry(park: &Park, hash: Option<u32>) -> serde_json::Value {
@@ -111,7 +126,7 @@ fn entry(park: &Park, hash: Option<u32>) -> serde_json::Value {
         "delay": millis(park.delay),
         "kind": park.failure.as_ref().map(|failure| &failure.kind),
         "message": park.failure.as_ref().map(|failure| &failure.message),
-        "is_news": park.state != ParkedState::Waiting || park.attempts > 0,
+        "is_news": is_news(park),
     })
 }
 
@@ -160,11 +175,11 @@ const DUE: &str = concat!(
       WHERE destination = ?1 AND id IN (
             SELECT value FROM json_each(?2)
             UNION ALL
-            SELECT id FROM (SELECT id FROM parked
+            SELECT id FROM (SELECT id FROM parked INDEXED BY parked_by_key
                              WHERE destination = ?1
-                               AND key IN (SELECT key FROM parked
-                                            WHERE destination = ?1 AND id IN (SELECT value FROM json_each(?2)))
-                             ORDER BY id LIMIT ?3))
+                               AND key IN (SELECT p.key FROM json_each(?2) j CROSS JOIN parked p
+                                            WHERE p.destination = ?1 AND p.id = j.value)
+                             ORDER BY +id LIMIT ?3))
       ORDER BY id LIMIT ?3"
 );
 
@@ -197,7 +212,7 @@ pub(super) async fn due(
     let mut stopped = HashSet::new();
     let mut due = Vec::with_capacity(found.len());
     for found in &found {
-        let row = columns::read_row(found)?;
+        let row = row::read_row(found)?;
         if let Some(key) = &row.key {
             // Behind the head follow only rows that wait; one that failed by itself stops its key.
             let is_waiting = found.try_get::<&str, _>("state")? == ParkedState::Waiting.as_str();

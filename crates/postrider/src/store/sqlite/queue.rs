@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use async_trait::async_trait;
 use sqlx::{Row as _, SqliteConnection};
 
-use super::columns::{self, CHUNKS, event_columns};
+use super::row::{self, CHUNKS, event_columns};
 use super::{SqliteStore, Tx, now_ms};
 use crate::broker::embedded::{Message, Queue};
 use crate::broker::topic;
@@ -14,7 +14,7 @@ use crate::event::Event;
 use crate::handler::ConsumerSpec;
 use crate::lease::Lease;
 
-static INSERT: LazyLock<[String; CHUNKS.len()]> = LazyLock::new(|| columns::insert_statements("message", &["hash"]));
+static INSERT: LazyLock<[String; CHUNKS.len()]> = LazyLock::new(|| row::insert_statements("message", &["hash"]));
 
 #[async_trait]
 impl Queue for SqliteStore {
@@ -74,7 +74,7 @@ impl Queue for SqliteStore {
         let mut messages = Vec::with_capacity(rows.len());
         for row in &rows {
             let offset = row.try_get(0).map_err(self.failed(DOING))?;
-            messages.push(Message { offset, event: columns::read_event(row) });
+            messages.push(Message { offset, event: row::read_event(row) });
         }
         let end: i64 = end.try_get(0).map_err(self.failed(DOING))?;
         let looked_to = match messages.last() {
@@ -188,7 +188,7 @@ async fn insert(connection: &mut SqliteConnection, mut batch: &[Arc<Event>]) -> 
         while batch.len() >= rows {
             let (chunk, rest) = batch.split_at(rows);
             let query = chunk.iter().fold(sqlx::query(statement.as_str()), |query, event| {
-                columns::bind(query.bind(topic::event_hash(event)), event)
+                row::bind(query.bind(topic::event_hash(event)), event)
             });
             query.execute(&mut *connection).await?;
             batch = rest;

@@ -39,7 +39,8 @@ impl SqliteSource {
     }
 
     fn lost(&self, lease: &Lease) -> Error {
-        let message = format!("lane {} of destination {:?} was opened by another instance", lease.slot, self.destination);
+        let message =
+            format!("lane {} of destination {:?} was opened by another instance", lease.slot, self.destination);
         Error::new(Kind::LeaseLost, message)
     }
 
@@ -125,7 +126,8 @@ impl Source for SqliteSource {
         let mut tx = self.store.write(DOING).await?;
         let lanes = self.lanes(&mut tx, lease).await?;
         let Some(row) = lanes.iter().find(|row| row.lane == lease.slot) else {
-            let message = format!("destination {:?} has {} lanes, there is no lane {}", self.destination, self.lanes, lease.slot);
+            let message =
+                format!("destination {:?} has {} lanes, there is no lane {}", self.destination, self.lanes, lease.slot);
             return Err(Error::new(Kind::Config, message));
         };
         let opened = sqlx::query("UPDATE lane SET epoch = ?3 WHERE destination = ?1 AND lane = ?2 AND epoch <= ?3")

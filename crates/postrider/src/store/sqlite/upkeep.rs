@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use sqlx::{Row as _, SqliteConnection};
 
 use super::SqliteStore;
-use super::columns::text_lossy;
 use super::lease::millis;
+use super::row::text_lossy;
 use super::source::hash;
 use crate::error::Result;
 use crate::upkeep::{BACKLOG_COUNT_MAX, Backlog, Retention, Upkeep, UpkeepReport};
@@ -154,11 +154,9 @@ async fn backlog(connection: &mut SqliteConnection, destination: &str) -> Result
     } else {
         pending_of_many(connection, &lanes, &mut backlog).await?
     };
-    for (state, count) in [
-        ("retrying", &mut backlog.retrying),
-        ("waiting", &mut backlog.waiting),
-        ("failed", &mut backlog.failed),
-    ] {
+    for (state, count) in
+        [("retrying", &mut backlog.retrying), ("waiting", &mut backlog.waiting), ("failed", &mut backlog.failed)]
+    {
         *count = sqlx::query("SELECT count(*) FROM (SELECT 1 FROM parked WHERE destination = ? AND state = ? LIMIT ?)")
             .bind(destination)
             .bind(state)

@@ -119,7 +119,7 @@ SELECT o.id, o.event_id, l.destination, o.topic, o.key, o.type, o.created_at,
             ELSE 'pending' END AS status,
        coalesce(p.attempts, 0) AS attempts, p.next_at, p.failure AS last_error
 FROM postrider.outbox o
-JOIN postrider.lane l ON l.lane = postrider.lane_of(o.key, o.id, l.lanes)
+LEFT JOIN postrider.lane l ON l.lane = postrider.lane_of(o.key, o.id, l.lanes)
 LEFT JOIN postrider.parked p ON p.destination = l.destination AND p.id = o.id
 UNION ALL
 -- Parked events whose partition is gone.

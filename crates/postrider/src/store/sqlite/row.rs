@@ -36,7 +36,9 @@ pub(super) fn insert_statements(table: &str, extra: &[&str]) -> [String; CHUNKS.
     let mut columns = extra.to_vec();
     columns.push(event_columns!());
     let row = format!("({})", vec!["?"; extra.len() + COUNT].join(", "));
-    CHUNKS.map(|rows| format!("INSERT INTO {table} ({}) VALUES {}", columns.join(", "), vec![row.as_str(); rows].join(", ")))
+    CHUNKS.map(|rows| {
+        format!("INSERT INTO {table} ({}) VALUES {}", columns.join(", "), vec![row.as_str(); rows].join(", "))
+    })
 }
 
 /// Binds the fifteen values.

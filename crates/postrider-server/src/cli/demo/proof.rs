@@ -1,0 +1,117 @@
+//! The proof: what the database says after everything has been killed, started again and drained.
+
+use comfy_table::{Cell, CellAlignment, Color};
+use postrider::store::sqlite::SqliteStore;
+use serde::Serialize;
+
+use super::names::{GROUPS, TOPIC};
+use super::shop::sql;
+use super::story::Takeover;
+use super::view::grouped;
+use crate::cli::failure::Result;
+use crate::cli::output;
+
+/// Everything that the demo claims, from SQL over the tables that were written in the transactions themselves.
+#[derive(Debug, Serialize)]
+pub struct Proof {
+    /// Whether everything arrived, once, in order, and nothing else did.
+    pub holds: bool,
+    /// Events whose business transaction committed.
+    pub committed: u64,
+    /// Events whose business transaction was rolled back on purpose.
+    pub rolled_back: u64,
+    /// Events that the relay published a second time after the crash, because it died before it had settled.
+    pub republished: u64,
+    /// One row per consumer group.
+    pub groups: Vec<GroupProof>,
+    /// Who was killed, and who went on.
+    pub takeovers: Vec<Takeover>,
+    /// How long it took until everything was applied.
+    pub seconds: f64,
+}
+
+/// What came of the events in one consumer group.
+#[derive(Debug, Serialize)]
+pub struct GroupProof {
+    group: &'static str,
+    /// Committed events with an effect.
+    applied: u64,
+    /// Committed events without one.
+    lost: u64,
+    /// Effects beyond the first of their event.
+    doubled: u64,
+    /// Effects whose version is not above the version of the account's effect before it.
+    reordered: u64,
+    /// Effects of events that no committed transaction has written.
+    rolled_back: u64,
+}
+
+/// A business row without an event, or an event without its business row, would already be a broken promise.
+const TOTALS: &str = "
+    SELECT (SELECT count(*) FROM ledger),
+           (SELECT count(*) FROM rolled_back),
+           (SELECT count(*) - count(DISTINCT event_id) FROM message),
+           (SELECT count(*) FROM outbox WHERE topic = ?),
+           (SELECT count(*) FROM ledger l JOIN outbox o ON o.event_id = l.event_id)
+";
+
+const GROUP: &str = "
+    WITH mine AS (SELECT id, event_id, account, version FROM effect WHERE consumer = ?),
+         ranked AS (SELECT version, lag(version) OVER (PARTITION BY account ORDER BY id) AS before FROM mine)
+    SELECT (SELECT count(*) FROM ledger WHERE event_id IN (SELECT event_id FROM mine)),
+           (SELECT count(*) FROM ledger WHERE event_id NOT IN (SELECT event_id FROM mine)),
+           (SELECT count(*) - count(DISTINCT event_id) FROM mine),
+           (SELECT count(*) FROM ranked WHERE version <= before),
+           (SELECT count(*) FROM mine WHERE event_id NOT IN (SELECT event_id FROM ledger))
+";
+
+/// Asks the database.
+pub async fn ask(store: &SqliteStore, takeovers: Vec<Takeover>, seconds: f64) -> Result<Proof> {
+    const DOING: &str = "the proof was not read";
+    let (committed, rolled_back, republished, outbox, paired): (u64, u64, u64, u64, u64) =
+        sqlx::query_as(TOTALS).bind(TOPIC).fetch_one(store.reader()).await.map_err(sql(DOING))?;
+    let mut groups = Vec::new();
+    for group in GROUPS {
+        let (applied, lost, doubled, reordered, rolled_back) =
+            sqlx::query_as(GROUP).bind(group.name).fetch_one(store.reader()).await.map_err(sql(DOING))?;
+        groups.push(GroupProof { group: group.name, applied, lost, doubled, reordered, rolled_back });
+    }
+    let is_paired = committed == outbox && committed == paired;
+    let holds = is_paired && committed > 0 && groups.iter().all(|group| group.holds(committed));
+    Ok(Proof { holds, committed, rolled_back, republished, groups, takeovers, seconds })
+}
+
+impl GroupProof {
+    fn holds(&self, committed: u64) -> bool {
+        self.applied == committed && [self.lost, self.doubled, self.reordered, self.rolled_back] == [0; 4]
+    }
+}
+
+impl Proof {
+    /// Prints the proof on stdout.
+    pub fn print(&self, is_json: bool) -> Result<()> {
+        if is_json {
+            return output::json(self);
+        }
+        let mut table =
+            output::table(&["group", "committed", "applied", "lost", "doubled", "reordered", "rolled back"]);
+        for group in &self.groups {
+            let mut row = vec![Cell::new(group.group), number(self.committed)];
+            row.push(number(group.applied));
+            row.extend([group.lost, group.doubled, group.reordered, group.rolled_back].map(verdict));
+            table.add_row(row);
+        }
+        output::line("")?;
+        output::print(&table)
+    }
+}
+
+fn number(count: u64) -> Cell {
+    Cell::new(grouped(count)).set_alignment(CellAlignment::Right)
+}
+
+/// Nothing is good.
+fn verdict(count: u64) -> Cell {
+    let color = if count == 0 { Color::Green } else { Color::Red };
+    output::coloured(&grouped(count), color).set_alignment(CellAlignment::Right)
+}

@@ -1,0 +1,10 @@
+//! The real binary, on SQLite files in temporary folders.
+
+// Helpers of tests are tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod commands;
+mod daemon;
+mod events;
+mod harness;
+mod mistakes;

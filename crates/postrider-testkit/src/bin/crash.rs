@@ -1,0 +1,136 @@
+//! `crash`: kills everything at random and proves that nothing was lost, doubled or reordered.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use postrider_testkit::crash::{self, ConsumeOptions, Options};
+use postrider_testkit::testbed::{Result, clean_up};
+use tracing_subscriber::EnvFilter;
+
+/// Runs producers, relays and consumers on a private PostgreSQL and RabbitMQ, kills all of them at random, and checks
+/// the history. Exits with 0 only when it is clean.
+#[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    role: Option<Role>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// A consumer process of the run
+    #[command(hide = true)]
+    Consume(ConsumeArgs),
+    /// Declares a consumer's queues
+    #[command(hide = true)]
+    Declare(ConsumeArgs),
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// Events to commit
+    #[arg(long, default_value_t = 200_000)]
+    events: u64,
+    /// `kill -9` of relays and consumers, in total
+    #[arg(long, default_value_t = 20)]
+    kills: usize,
+    /// Restarts of RabbitMQ, by `kill -9` and by an orderly stop in turn
+    #[arg(long, default_value_t = 3)]
+    rabbit_restarts: usize,
+    /// `kill -9` and restart of PostgreSQL
+    #[arg(long, default_value_t = 2)]
+    postgres_restarts: usize,
+    /// SIGSTOPs of a relay for twice its lease
+    #[arg(long, default_value_t = 1)]
+    freezes: usize,
+    /// Lanes of the relays
+    #[arg(long, default_value_t = 2)]
+    lanes: u32,
+    /// Repeats the faults of an earlier run
+    #[arg(long)]
+    seed: Option<u64>,
+    /// The run fails when it is not over after this many seconds
+    #[arg(long, default_value_t = 1500)]
+    deadline_s: u64,
+    /// Keep configuration and logs in this folder
+    #[arg(long)]
+    logs: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct ConsumeArgs {
+    #[arg(long)]
+    group: String,
+    #[arg(long)]
+    slots: u32,
+    #[arg(long)]
+    lease_ms: u64,
+    #[arg(long)]
+    postgres: String,
+    #[arg(long)]
+    rabbit: String,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let Cli { role, run } = Cli::parse();
+    let result = match role {
+        Some(Role::Consume(args)) => {
+            log();
+            crash::consume(args.options()).await.map(|()| true)
+        }
+        Some(Role::Declare(args)) => crash::declare(args.options()).await.map(|()| true),
+        None => show(run.options()).await,
+    };
+    clean_up();
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("crash: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn show(options: Options) -> Result<bool> {
+    eprintln!("seed {}", options.seed);
+    let outcome = crash::run(options).await?;
+    println!("{outcome}");
+    Ok(outcome.is_clean())
+}
+
+fn log() {
+    // lapin logs returned messages with their body there.
+    let filter = EnvFilter::new("info,lapin::returned_messages=off");
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+impl RunArgs {
+    fn options(self) -> Options {
+        let defaults = Options::default();
+        Options {
+            events: self.events,
+            kills: self.kills,
+            rabbit_restarts: self.rabbit_restarts,
+            postgres_restarts: self.postgres_restarts,
+            freezes: self.freezes,
+            lanes: self.lanes,
+            seed: self.seed.unwrap_or(defaults.seed),
+            deadline: Duration::from_secs(self.deadline_s),
+            logs: self.logs,
+            ..defaults
+        }
+    }
+}
+
+impl ConsumeArgs {
+    fn options(self) -> ConsumeOptions {
+        let lease = Duration::from_millis(self.lease_ms);
+        ConsumeOptions { group: self.group, slots: self.slots, postgres: self.postgres, rabbit: self.rabbit, lease }
+    }
+}

@@ -1,0 +1,218 @@
+//! What a suite needs of a backend: a fresh, migrated store and open producer transactions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use postrider::event::Event;
+use postrider::handler::HandlerError;
+use postrider::inbox::Inbox;
+use postrider::lease::{Lease, Leases};
+use postrider::migrate::Migrate;
+use postrider::outbox::{Outbox, OutboxWriter};
+use postrider::source::Source;
+use postrider::store::Store;
+use postrider::store::postgres::PostgresStore;
+use postrider::store::sqlite::SqliteStore;
+use sqlx::{Postgres, Sqlite, Transaction};
+
+use crate::testbed;
+
+/// Leases in tests last this long unless a test is about their end.
+pub const TTL: Duration = Duration::from_secs(30);
+
+/// The transaction of a bed's store.
+pub type Tx<B> = <<B as Bed>::Store as Inbox>::Tx;
+
+/// A store under test.
+#[async_trait]
+pub trait Bed: Send + Sync + 'static {
+    /// The store's own type, with its inbox.
+    type Store: Store + Inbox + Clone + 'static;
+
+    /// The store.
+    fn store(&self) -> &Self::Store;
+
+    /// The source under test; a planted bug replaces it.
+    fn source(&self, lanes: u32) -> Arc<dyn Source> {
+        self.store().source("default", lanes)
+    }
+
+    /// Opens a producer's transaction. Several may be open at once only where writers are concurrent.
+    async fn begin(&self) -> Box<dyn Producer>;
+
+    /// Inserts one row of effect in an open transaction.
+    async fn write_effect(tx: &mut Tx<Self>, consumer: &str, name: &str) -> Result<(), HandlerError>;
+
+    /// The names of a consumer's effects, in the order in which they were applied.
+    async fn effects(&self, consumer: &str) -> Vec<String>;
+
+    /// Takes the lease of a lane.
+    async fn lease(&self, lane: u32) -> Lease {
+        let lease = self.store().take("relay/default", lane, "test", TTL).await.expect("the store answers");
+        lease.expect("the lane is free")
+    }
+}
+
+/// An open transaction of a producer.
+#[async_trait]
+pub trait Producer: Send {
+    /// Appends an event in it.
+    async fn append(&mut self, event: &Event);
+    /// Ends it well.
+    async fn commit(self: Box<Self>);
+    /// Ends it badly.
+    async fn rollback(self: Box<Self>);
+}
+
+/// An event whose payload is its name.
+pub fn event(key: &str, name: &str) -> Event {
+    let builder = Event::builder("test.created", "created").key(key).json(&name).expect("a string is JSON");
+    builder.build().expect("the event is valid")
+}
+
+/// The name that [`event`] was given.
+pub fn name(event: &Event) -> String {
+    event.decode().expect("the payload is a name")
+}
+
+/// A transaction of any `sqlx` database.
+struct Open<Tx>(Tx);
+
+macro_rules! producer {
+    ($database:ty) => {
+        #[async_trait]
+        impl Producer for Open<Transaction<'static, $database>>
+        where
+            Transaction<'static, $database>: OutboxWriter,
+        {
+            async fn append(&mut self, event: &Event) {
+                Outbox::new().append(&mut self.0, event).await.expect("the event is appended");
+            }
+            async fn commit(self: Box<Self>) {
+                self.0.commit().await.expect("the transaction commits");
+            }
+            async fn rollback(self: Box<Self>) {
+                self.0.rollback().await.expect("the transaction rolls back");
+            }
+        }
+    };
+}
+producer!(Postgres);
+producer!(Sqlite);
+
+/// A fresh database on the shared PostgreSQL.
+pub struct PostgresBed {
+    store: PostgresStore,
+    /// Where the database is, for tests that connect by themselves.
+    pub url: String,
+}
+
+impl PostgresBed {
+    /// A fresh, migrated database.
+    pub async fn new() -> Self {
+        let bed = Self::bare().await;
+        bed.store.migrate().await.expect("the migrations apply");
+        sqlx::raw_sql("CREATE TABLE effect (seq bigserial, consumer text, name text)")
+            .execute(bed.store.pool())
+            .await
+            .expect("the effect table is made");
+        bed
+    }
+
+    /// A fresh, empty database.
+    pub async fn bare() -> Self {
+        let name = testbed::unique("suite");
+        let url = testbed::postgres().await.database(&name).await.expect("a fresh database");
+        let store = PostgresStore::connect(&url).await.expect("PostgreSQL answers");
+        Self { store, url }
+    }
+}
+
+#[async_trait]
+impl Bed for PostgresBed {
+    type Store = PostgresStore;
+
+    fn store(&self) -> &PostgresStore {
+        &self.store
+    }
+
+    async fn write_effect(tx: &mut Tx<Self>, consumer: &str, name: &str) -> Result<(), HandlerError> {
+        sqlx::query("INSERT INTO effect (consumer, name) VALUES ($1, $2)").bind(consumer).bind(name).execute(&mut **tx).await?;
+        Ok(())
+    }
+
+    async fn begin(&self) -> Box<dyn Producer> {
+        Box::new(Open(self.store.pool().begin().await.expect("a transaction")))
+    }
+
+    async fn effects(&self, consumer: &str) -> Vec<String> {
+        sqlx::query_scalar("SELECT name FROM effect WHERE consumer = $1 ORDER BY seq")
+            .bind(consumer)
+            .fetch_all(self.store.pool())
+            .await
+            .expect("effects are read")
+    }
+}
+
+/// A fresh SQLite file.
+pub struct SqliteBed {
+    store: SqliteStore,
+    folder: tempfile::TempDir,
+}
+
+impl SqliteBed {
+    /// A fresh, migrated file.
+    pub async fn new() -> Self {
+        let bed = Self::bare().await;
+        bed.store.migrate().await.expect("the migrations apply");
+        let mut tx = bed.store.begin().await.expect("a transaction");
+        sqlx::raw_sql("CREATE TABLE effect (seq INTEGER PRIMARY KEY AUTOINCREMENT, consumer TEXT, name TEXT)")
+            .execute(&mut *tx)
+            .await
+            .expect("the effect table is made");
+        tx.commit().await.expect("commit");
+        bed
+    }
+
+    /// A fresh, empty file.
+    pub async fn bare() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let store = SqliteStore::open(&folder.path().join("test.db")).await.expect("the file opens");
+        Self { store, folder }
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> std::path::PathBuf {
+        self.folder.path().join("test.db")
+    }
+}
+
+#[async_trait]
+impl Bed for SqliteBed {
+    type Store = SqliteStore;
+
+    fn store(&self) -> &SqliteStore {
+        &self.store
+    }
+
+    async fn write_effect(tx: &mut Tx<Self>, consumer: &str, name: &str) -> Result<(), HandlerError> {
+        sqlx::query("INSERT INTO effect (consumer, name) VALUES (?1, ?2)").bind(consumer).bind(name).execute(&mut **tx).await?;
+        Ok(())
+    }
+
+    async fn begin(&self) -> Box<dyn Producer> {
+        Box::new(Open(self.store.begin().await.expect("a transaction")))
+    }
+
+    async fn effects(&self, consumer: &str) -> Vec<String> {
+        let mut tx = self.store.begin().await.expect("a transaction");
+        let names = sqlx::query_scalar("SELECT name FROM effect WHERE consumer = ?1 ORDER BY seq")
+            .bind(consumer)
+            .fetch_all(&mut *tx)
+            .await
+            .expect("effects are read");
+        tx.rollback().await.expect("rollback");
+        names
+    }
+}

@@ -1,0 +1,185 @@
+//! The tables of the run, in the database that is being crashed: what producers committed, what consumers did.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{PgPool, Row};
+use uuid::Uuid;
+
+use crate::checker::{Committed, Effect, History};
+use crate::testbed::Result;
+
+/// `account` gives each event its version and makes producers wait for each other on a key; `ledger` is the truth of
+/// what was committed. `head` is locked by whoever applies an event of a key and remembers the version that it found.
+/// `effect` has no unique key on purpose: a double effect must be seen, not prevented.
+const TABLES: &str = "
+CREATE SCHEMA crash;
+CREATE TABLE crash.account (key text PRIMARY KEY, version bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50);
+CREATE TABLE crash.ledger (event_id uuid PRIMARY KEY, key text NOT NULL, version bigint NOT NULL);
+CREATE TABLE crash.head (consumer text, key text, version bigint NOT NULL DEFAULT 0, previous bigint,
+    PRIMARY KEY (consumer, key)) WITH (fillfactor = 50);
+CREATE TABLE crash.effect (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, consumer text NOT NULL,
+    event_id uuid NOT NULL, key text NOT NULL, version bigint NOT NULL, previous bigint NOT NULL);
+";
+
+/// The effect of an event. The row of `head` stays locked until the commit, so that `seq` rises in the order of the
+/// effects of a key.
+pub(super) const APPLY: &str = "WITH h AS ( \
+       UPDATE crash.head SET previous = version, version = $4 WHERE consumer = $1 AND key = $3 RETURNING previous \
+     ) INSERT INTO crash.effect (consumer, event_id, key, version, previous) SELECT $1, $2, $3, $4, previous FROM h";
+
+/// Every event that this consumer should have applied and has not, with what Postrider knows of it.
+const MISSING: &str = "SELECT l.event_id, l.key, l.version, s.status, s.attempts, s.last_error, \
+       EXISTS (SELECT 1 FROM postrider.inbox i WHERE i.consumer = $1 AND i.message_id = l.event_id) \
+     FROM crash.ledger l LEFT JOIN postrider.outbox_status s ON s.event_id = l.event_id \
+     WHERE NOT EXISTS (SELECT 1 FROM crash.effect e WHERE e.consumer = $1 AND e.event_id = l.event_id) \
+     ORDER BY l.key, l.version LIMIT 10";
+
+/// A slot of a lease group, as the database sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub group: String,
+    pub slot: i32,
+    pub owner: String,
+    pub epoch: i64,
+}
+
+impl Slot {
+    /// The process that holds it: an owner is called host, process id and a random part.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.owner.rsplit('-').nth(1)?.parse().ok()
+    }
+}
+
+/// The run's own view of the database.
+#[derive(Clone)]
+pub(super) struct Ledger {
+    pool: PgPool,
+}
+
+impl Ledger {
+    pub(super) async fn create(url: &str, keys: usize, consumers: &[&str]) -> Result<Ledger> {
+        // While the database is away, whoever asks is told so at once and asks again.
+        let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(2)).connect(url).await?;
+        sqlx::raw_sql(TABLES).execute(&pool).await?;
+        sqlx::query("INSERT INTO crash.account (key) SELECT 'account-' || n FROM generate_series(0, $1 - 1) n")
+            .bind(keys as i64)
+            .execute(&pool)
+            .await?;
+        sqlx::query("INSERT INTO crash.head (consumer, key) SELECT c, key FROM unnest($1::text[]) c, crash.account")
+            .bind(consumers)
+            .execute(&pool)
+            .await?;
+        Ok(Ledger { pool })
+    }
+
+    /// About how many effects there are: rolled back ones leave gaps in the sequence.
+    pub(super) async fn effects_about(&self) -> Result<u64> {
+        let last: Option<i64> = sqlx::query_scalar("SELECT max(seq) FROM crash.effect").fetch_one(&self.pool).await?;
+        Ok(last.unwrap_or(0) as u64)
+    }
+
+    /// How many events were committed.
+    pub(super) async fn committed(&self) -> Result<u64> {
+        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM crash.ledger").fetch_one(&self.pool).await?;
+        Ok(count as u64)
+    }
+
+    /// How many different events a consumer has applied.
+    pub(super) async fn applied(&self, consumer: &str) -> Result<u64> {
+        let count: i64 = sqlx::query_scalar("SELECT count(DISTINCT event_id) FROM crash.effect WHERE consumer = $1")
+            .bind(consumer)
+            .fetch_one(&self.pool)
+            .await?;
+        Ok(count as u64)
+    }
+
+    /// How many events the relay has not settled as published.
+    pub(super) async fn backlog(&self) -> Result<u64> {
+        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM postrider.outbox_status WHERE status <> 'published'")
+            .fetch_one(&self.pool)
+            .await?;
+        Ok(count as u64)
+    }
+
+    /// Who holds what.
+    pub(super) async fn slots(&self) -> Result<Vec<Slot>> {
+        let rows = sqlx::query("SELECT group_name, slot, owner, epoch FROM postrider.lease WHERE slot >= 0 ORDER BY 1, 2")
+            .fetch_all(&self.pool)
+            .await?;
+        rows.iter()
+            .map(|row| {
+                Ok(Slot { group: row.try_get(0)?, slot: row.try_get(1)?, owner: row.try_get(2)?, epoch: row.try_get(3)? })
+            })
+            .collect()
+    }
+
+    /// Some of the events that a consumer is missing, in words.
+    pub(super) async fn missing(&self, consumer: &str) -> Result<Vec<String>> {
+        let rows = sqlx::query(MISSING).bind(consumer).fetch_all(&self.pool).await?;
+        let mut lines = Vec::new();
+        for row in &rows {
+            let (id, key, version): (Uuid, String, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            let status: Option<String> = row.try_get(3)?;
+            let (attempts, error): (Option<i32>, Option<String>) = (row.try_get(4)?, row.try_get(5)?);
+            let is_admitted: bool = row.try_get(6)?;
+            lines.push(format!(
+                "event {id} (key {key}, version {version}): outbox {}, attempts {}, inbox {}{}",
+                status.as_deref().unwrap_or("no row"),
+                attempts.unwrap_or(0),
+                if is_admitted { "done" } else { "no row" },
+                error.map(|error| format!(", {error}")).unwrap_or_default(),
+            ));
+        }
+        Ok(lines)
+    }
+
+    /// The lanes' positions and leases, for a person who wonders why nothing moves.
+    pub(super) async fn relay_state(&self) -> Result<Vec<String>> {
+        let lines = sqlx::query_scalar(
+            "SELECT format('lane %s: epoch %s, done %s, target %s, last_id %s, settled %s ago', lane, epoch, done, target, \
+               last_id, clock_timestamp() - settled_at) FROM postrider.lane \
+             UNION ALL SELECT format('lease %s slot %s: %s, epoch %s, expires in %s', group_name, slot, owner, epoch, \
+               expires_at - clock_timestamp()) FROM postrider.lease \
+             UNION ALL SELECT format('parked %s: %s', state, count(*)) FROM postrider.parked GROUP BY state \
+             UNION ALL SELECT format('backend %s: %s, %s since %s, waits for %s: %s', pid, application_name, state, \
+               clock_timestamp() - state_change, wait_event, left(query, 100)) FROM pg_stat_activity \
+               WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid()",
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(lines)
+    }
+
+    /// Everything that the database knows of the run.
+    pub(super) async fn history(&self, consumers: &[&str], rolled_back: Vec<Uuid>) -> Result<History> {
+        let committed = sqlx::query_as::<_, (Uuid, String, i64)>("SELECT event_id, key, version FROM crash.ledger")
+            .fetch_all(&self.pool)
+            .await?
+            .into_iter()
+            .map(|(id, key, version)| Committed { id, key, version })
+            .collect();
+        let effects = sqlx::query_as::<_, (String, Uuid, String, i64, i64)>(
+            "SELECT consumer, event_id, key, version, previous FROM crash.effect ORDER BY seq",
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(|(consumer, id, key, version, previous)| Effect { consumer, id, key, version, previous: Some(previous) })
+        .collect();
+        let consumers = consumers.iter().map(|&consumer| consumer.to_owned()).collect();
+        Ok(History { consumers, committed, rolled_back, effects, dead: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_slot_is_found_by_its_name() {
+        let slot = |owner: &str| Slot { group: "relay/default".into(), slot: 0, owner: owner.into(), epoch: 1 };
+        assert_eq!(slot("web-1-4711-0a1b2c").pid(), Some(4711));
+        assert_eq!(slot("me").pid(), None);
+    }
+}

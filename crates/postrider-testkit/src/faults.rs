@@ -1,0 +1,148 @@
+//! Faults at our own traits: reject, fail after the write, hold, slow.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use postrider::broker::{Batching, Broker, Subscription};
+use postrider::doctor::Finding;
+use postrider::error::{Error, Kind, Result};
+use postrider::event::Event;
+use postrider::handler::ConsumerSpec;
+use postrider::inbox::Inbox;
+use postrider::lease::Lease;
+
+/// An inbox whose first commits fail: everything is rolled back and the caller gets an error.
+pub struct FailingCommits<I> {
+    inner: Arc<I>,
+    left: AtomicU32,
+}
+
+impl<I> FailingCommits<I> {
+    /// Fails `times` commits.
+    pub fn new(inner: Arc<I>, times: u32) -> Self {
+        Self { inner, left: AtomicU32::new(times) }
+    }
+}
+
+#[async_trait]
+impl<I: Inbox> Inbox for FailingCommits<I> {
+    type Tx = I::Tx;
+
+    async fn begin(&self) -> Result<I::Tx> {
+        self.inner.begin().await
+    }
+    async fn admit(&self, tx: &mut I::Tx, consumer: &str, event: &Event) -> Result<bool> {
+        self.inner.admit(tx, consumer, event).await
+    }
+    async fn commit(&self, tx: I::Tx) -> Result<()> {
+        if self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            self.inner.rollback(tx).await?;
+            return Err(Error::new(Kind::Unavailable, "the commit was lost"));
+        }
+        self.inner.commit(tx).await
+    }
+    async fn rollback(&self, tx: I::Tx) -> Result<()> {
+        self.inner.rollback(tx).await
+    }
+}
+
+/// What a scripted broker does with an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// Takes it.
+    Confirm,
+    /// Refuses it for its own sake.
+    Refuse(Kind),
+    /// Cannot be reached; the event did not arrive.
+    Down,
+    /// Takes it, but the confirmation is lost.
+    DownAfterWrite,
+}
+
+/// A broker in memory that answers as it is told, and remembers what arrived, in order.
+pub struct ScriptedBroker {
+    batching: Batching,
+    answer: Box<dyn Fn(&Event, u32) -> Answer + Send + Sync>,
+    arrived: Mutex<Vec<Event>>,
+    attempts: Mutex<std::collections::HashMap<uuid::Uuid, u32>>,
+    calls: AtomicU32,
+    blocked: AtomicBool,
+}
+
+impl ScriptedBroker {
+    /// `answer` is asked for every event with the number of the attempt, from 1.
+    pub fn new(answer: impl Fn(&Event, u32) -> Answer + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            batching: Batching::Independent,
+            answer: Box::new(answer),
+            arrived: Mutex::default(),
+            attempts: Mutex::default(),
+            calls: AtomicU32::new(0),
+            blocked: AtomicBool::new(false),
+        })
+    }
+
+    /// Everything that arrived, in order, duplicates included.
+    pub fn arrived(&self) -> Vec<Event> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How many publish calls there were.
+    pub fn calls(&self) -> u32 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Asks publishers to stop, or not any more.
+    pub fn set_blocked(&self, is_blocked: bool) {
+        self.blocked.store(is_blocked, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl Broker for ScriptedBroker {
+    fn batching(&self) -> Batching {
+        self.batching
+    }
+
+    fn check(&self, event: &Event) -> Result<()> {
+        event.validate()
+    }
+
+    async fn publish(&self, batch: &[Arc<Event>]) -> Vec<Result<()>> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let mut results = Vec::with_capacity(batch.len());
+        for event in batch {
+            // So that batches overlap.
+            tokio::task::yield_now().await;
+            let attempt = {
+                let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+                let attempt = attempts.entry(event.id()).or_default();
+                *attempt += 1;
+                *attempt
+            };
+            let answer = (self.answer)(event, attempt);
+            if matches!(answer, Answer::Confirm | Answer::DownAfterWrite) {
+                self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(event.as_ref().clone());
+            }
+            results.push(match answer {
+                Answer::Confirm => Ok(()),
+                Answer::Refuse(kind) => Err(Error::new(kind, "refused by script")),
+                Answer::Down | Answer::DownAfterWrite => Err(Error::new(Kind::Unavailable, "down by script")),
+            });
+        }
+        results
+    }
+
+    fn blocked(&self) -> Option<String> {
+        self.blocked.load(Ordering::SeqCst).then(|| "blocked by script".to_owned())
+    }
+
+    async fn subscribe(&self, _consumer: &ConsumerSpec, _lease: &Lease) -> Result<Box<dyn Subscription>> {
+        Err(Error::new(Kind::Other, "a scripted broker has no consumers"))
+    }
+
+    async fn inspect(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
+}

@@ -1,0 +1,35 @@
+//! An inbox with a bug.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use postrider::error::Result;
+use postrider::event::Event;
+use postrider::inbox::Inbox;
+
+/// Commits the inbox row before the effect: when the effect fails the event counts as done.
+pub struct InboxFirst<I> {
+    /// The real inbox.
+    pub inner: Arc<I>,
+}
+
+#[async_trait]
+impl<I: Inbox> Inbox for InboxFirst<I> {
+    type Tx = I::Tx;
+
+    async fn begin(&self) -> Result<I::Tx> {
+        self.inner.begin().await
+    }
+    async fn admit(&self, tx: &mut I::Tx, consumer: &str, event: &Event) -> Result<bool> {
+        let is_new = self.inner.admit(tx, consumer, event).await?;
+        let own = std::mem::replace(tx, self.inner.begin().await?);
+        self.inner.commit(own).await?;
+        Ok(is_new)
+    }
+    async fn commit(&self, tx: I::Tx) -> Result<()> {
+        self.inner.commit(tx).await
+    }
+    async fn rollback(&self, tx: I::Tx) -> Result<()> {
+        self.inner.rollback(tx).await
+    }
+}

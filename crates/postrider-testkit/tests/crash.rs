@@ -1,0 +1,21 @@
+//! The crash run, short enough for every change. `make crash` runs the long one.
+
+mod own_servers {
+    use std::process::Command;
+
+    /// The faults are the same each time; what they hit is not.
+    const SEED: &str = "2";
+
+    #[test]
+    fn nothing_is_lost_doubled_or_reordered_under_kill_9() {
+        let output = Command::new(env!("CARGO_BIN_EXE_crash"))
+            .args(["--events", "6000", "--kills", "4", "--rabbit-restarts", "1", "--postgres-restarts", "1"])
+            .args(["--seed", SEED, "--deadline-s", "150"])
+            .output()
+            .unwrap();
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{}\n{stderr}\n{stdout}", output.status);
+        assert!(stdout.contains("clean"), "{stdout}");
+        println!("{stdout}");
+    }
+}

@@ -1,0 +1,63 @@
+//! SQLite keeps every contract of a store. It has one writer, so nothing commits late.
+
+use postrider_testkit::conformance::bed::SqliteBed;
+use postrider_testkit::suite;
+
+suite!(
+    source,
+    SqliteBed::new().await,
+    [
+        the_log_is_read_from_its_beginning,
+        order_does_not_come_from_the_clock,
+        rolled_back_events_are_never_read,
+        a_big_window_is_read_in_pages_and_resumed,
+        settle_refuses_a_stale_lease,
+        parked_events_come_back_in_order,
+        a_failed_event_keeps_its_key_back,
+        a_parked_row_that_is_read_again_stays_as_it_is,
+        lanes_split_the_log_by_key,
+        changing_the_number_of_lanes_loses_nothing,
+        the_backlog_is_what_waits,
+        upkeep_never_removes_what_is_not_published,
+    ]
+);
+suite!(
+    lease,
+    SqliteBed::new().await,
+    [
+        a_slot_has_one_holder,
+        an_expired_slot_is_taken_over,
+        an_expired_lease_that_nobody_took_is_renewed,
+        what_is_given_back_is_free_at_once,
+        members_are_counted_while_they_live,
+        members_share_the_slots,
+        a_crowd_never_shares_a_slot,
+    ]
+);
+suite!(
+    consumer,
+    SqliteBed::new().await,
+    [
+        a_duplicate_has_one_effect,
+        a_failing_handler_is_given_the_event_again,
+        a_panicking_handler_is_given_the_event_again,
+        an_unapplied_event_survives_the_instance,
+        a_failed_commit_is_tried_again,
+        each_key_keeps_its_order_at_any_concurrency,
+    ]
+);
+suite!(
+    relay,
+    SqliteBed::new().await,
+    [
+        committed_events_are_published,
+        a_refused_event_holds_back_only_its_key,
+        a_poison_event_ends_as_failed,
+        an_event_too_large_is_failed_at_once,
+        an_outage_costs_no_attempts,
+        a_blocked_broker_is_left_alone,
+        random_trouble_loses_and_reorders_nothing,
+        an_instance_that_lost_its_lease_does_no_harm,
+        lanes_are_shared_between_instances,
+    ]
+);
