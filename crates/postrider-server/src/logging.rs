@@ -58,8 +58,9 @@ fn is_harmless(metadata: &Metadata<'_>) -> bool {
 }
 
 fn filter(level: LevelFilter) -> (EnvFilter, Option<String>) {
-    // Of lapin's troubles the library makes errors of its own, with a remedy; told twice they only confuse.
-    let default = || EnvFilter::new(format!("{level},lapin=off"));
+    // Of the drivers' troubles the library makes errors of its own, with a remedy; told twice they only confuse. And
+    // sqlx passes on the server's notices, which may hold values of rows.
+    let default = || EnvFilter::new(format!("{level},lapin=off,sqlx=error"));
     match std::env::var("RUST_LOG") {
         Ok(directives) if !directives.trim().is_empty() => match EnvFilter::try_new(&directives) {
             Ok(filter) => (filter, None),

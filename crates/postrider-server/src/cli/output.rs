@@ -7,6 +7,11 @@ use serde::Serialize;
 
 use super::failure::{Failure, Result, io};
 
+/// Below this a table has no room for its words.
+const WIDTH_MIN: u16 = 40;
+/// For a terminal that does not tell.
+const WIDTH_DEFAULT: u16 = 100;
+
 /// Writes one line.
 pub fn line(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
@@ -30,6 +35,10 @@ pub fn table(header: &[&str]) -> Table {
     table.load_style(comfy_table::presets::NOTHING);
     if std::io::stdout().is_terminal() {
         table.set_content_arrangement(ContentArrangement::Dynamic);
+        // A terminal that does not know its width says 0.
+        if table.width().is_none_or(|width| width < WIDTH_MIN) {
+            table.set_width(WIDTH_DEFAULT);
+        }
     } else {
         table.set_content_arrangement(ContentArrangement::Disabled);
         table.force_no_tty();

@@ -17,11 +17,11 @@ fn init_writes_a_config_that_changes_nothing() {
 #[test]
 fn init_does_not_overwrite_unless_forced() {
     let place = Place::new();
-    place.write("postrider.toml", "[relay]\npoll_ms = 777\n");
+    place.write("postrider.toml", "[relay]\npoll_ms = 654\n");
     place.run(&["init"]).fails(1, &["postrider.toml exists already", "--force"]);
-    assert!(std::fs::read_to_string(place.path("postrider.toml")).unwrap().contains("777"));
+    assert!(std::fs::read_to_string(place.path("postrider.toml")).unwrap().contains("654"));
     place.run(&["init", "--force"]).ok();
-    assert!(!std::fs::read_to_string(place.path("postrider.toml")).unwrap().contains("777"));
+    assert!(!std::fs::read_to_string(place.path("postrider.toml")).unwrap().contains("654"));
 }
 
 #[test]

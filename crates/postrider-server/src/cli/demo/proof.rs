@@ -102,7 +102,7 @@ impl Proof {
             table.add_row(row);
         }
         output::line("")?;
-        output::print(&table)
+        output::print(table)
     }
 }
 

@@ -21,8 +21,13 @@ pub(super) fn is_missing(error: &lapin::Error) -> bool {
 /// broker's address without the password.
 pub(super) fn classify(error: lapin::Error, doing: impl std::fmt::Display, shown: &str) -> Error {
     let Some((code, text)) = reply(&error) else {
+        // As text: lapin's error repeats its own source, and the operator would read everything twice.
+        let cause = match error.kind() {
+            ErrorKind::IOError(error) => error.to_string(),
+            _ => error.to_string(),
+        };
         return Error::new(Kind::Unavailable, format!("cannot {doing}: RabbitMQ at {shown} cannot be reached"))
-            .with_source(error);
+            .with_source(cause);
     };
     // The broker's text names the object and what differs; it never holds a payload or a password.
     let text = text.trim_end_matches('\n');

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use super::RabbitMq;
 use super::settings::Address;
 use super::topology::Topology;
+use crate::broker::Broker;
 use crate::doctor::Finding;
 use crate::error::Kind;
 
@@ -19,7 +20,8 @@ const START_BYTES_MAX: usize = 4096;
 
 pub(super) async fn inspect(broker: &RabbitMq) -> Vec<Finding> {
     let shown = &broker.address.shown;
-    let live = match broker.publishing.live().await {
+    // Over the consuming connection: one that RabbitMQ has blocked answers nothing.
+    let live = match broker.consuming.live().await {
         Ok(live) => live,
         Err(error) => return vec![Finding::of("rabbitmq.connection", &error)],
     };
@@ -53,7 +55,7 @@ pub(super) async fn inspect(broker: &RabbitMq) -> Vec<Finding> {
         },
     });
 
-    if let Some(reason) = live.blocked() {
+    if let Some(reason) = broker.blocked() {
         findings.push(Finding::error(
             "rabbitmq.blocked",
             format!("RabbitMQ blocks publishers: {reason}"),

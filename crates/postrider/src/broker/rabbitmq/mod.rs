@@ -87,6 +87,10 @@ impl RabbitMq {
         &self.address.shown
     }
 
+    fn unanswered(&self) -> Error {
+        Error::new(Kind::Unavailable, format!("RabbitMQ at {} does not answer in time", self.address()))
+    }
+
     /// A confirm channel on a connection that may be published on.
     async fn lend(&self) -> Result<link::Lent> {
         let live = self.publishing.live().await?;
@@ -159,13 +163,12 @@ impl Broker for RabbitMq {
             topology.consumer(consumer).await?;
             QueueSubscription::open(&live, consumer, lease, self.address()).await
         };
-        let subscription = tokio::time::timeout(self.settings.publish_timeout, open).await.map_err(|_| {
-            Error::new(Kind::Unavailable, format!("RabbitMQ at {} does not answer in time", self.address()))
-        })??;
+        let subscription =
+            tokio::time::timeout(self.settings.publish_timeout, open).await.map_err(|_| self.unanswered())??;
         Ok(Box::new(subscription))
     }
 
     async fn inspect(&self) -> Result<Vec<Finding>> {
-        Ok(inspect::inspect(self).await)
+        tokio::time::timeout(self.settings.publish_timeout, inspect::inspect(self)).await.map_err(|_| self.unanswered())
     }
 }

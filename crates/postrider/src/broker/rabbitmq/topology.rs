@@ -228,7 +228,11 @@ impl Topology<'_> {
     }
 
     fn classify(&self, error: lapin::Error, doing: String) -> Error {
-        classify(error, doing, self.shown)
+        let error = classify(error, doing, self.shown);
+        if error.kind() == Kind::Denied && self.settings.declare {
+            return error.with_remedy("grant the user the right to configure what is named, or create it and set declare = false");
+        }
+        error
     }
 }
 

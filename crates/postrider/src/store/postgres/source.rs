@@ -63,13 +63,13 @@ const DUE: &str = concat!(
        WHERE destination = $1 AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
        ORDER BY key IS NULL, coalesce(key, id::text), id \
      ), due AS ( \
-       SELECT key, id FROM heads \
+       SELECT key AS due_key, id AS due_id FROM heads \
        WHERE state = 'waiting' OR (state = 'retrying' AND next_at <= clock_timestamp()) ORDER BY id LIMIT $2 \
      ) \
      SELECT p.state, p.id, ",
     columns!(),
-    ", p.attempts, p.id = due.id FROM due JOIN postrider.parked p ON p.destination = $1 \
-       AND (p.id = due.id OR (p.key = due.key AND p.id > due.id)) ORDER BY p.id LIMIT $2"
+    ", p.attempts, p.id = due_id FROM due JOIN postrider.parked p ON p.destination = $1 \
+       AND (p.id = due_id OR (p.key = due_key AND p.id > due_id)) ORDER BY p.id LIMIT $2"
 );
 
 /// The beginning of the log: before every transaction.
