@@ -1,17 +1,16 @@
 //! From the config to the library's trait objects.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::broker::rabbitmq::{self, RabbitMq, RabbitMqSettings};
 use postrider::lease::{LeaseTimes, Leases};
-use postrider::migrate::{Migrate, Migration};
+use postrider::migrate::Schema;
 use postrider::relay::{Backoff, BreakerSettings};
 use postrider::store::Store;
 use postrider::store::postgres::{self, PostgresStore};
-use postrider::store::sqlite::SqliteStore;
+use postrider::store::sqlite::{self, SqliteStore};
 use postrider::{Error, Kind, Relay, RelaySettings, Result};
 
 use crate::config::{BrokerUrl, Config, DESTINATION, QueueType, StoreUrl};
@@ -50,11 +49,11 @@ pub async fn open_unchecked(config: &Config) -> Result<Arc<dyn Store>> {
     create_store(config).await
 }
 
-/// The migrations of the configured kind of store, without a database.
-pub async fn migrations(config: &Config) -> Result<&'static [Migration]> {
+/// The schema of the configured kind of store, without a database.
+pub fn schema(config: &Config) -> &'static Schema {
     match &config.store {
-        StoreUrl::Sqlite(_) => Ok(SqliteStore::open(Path::new(":memory:")).await?.migrations()),
-        StoreUrl::Postgres(_) => Ok(postgres::migrations()),
+        StoreUrl::Sqlite(_) => &sqlite::SCHEMA,
+        StoreUrl::Postgres(_) => &postgres::SCHEMA,
     }
 }
 
@@ -62,7 +61,7 @@ pub async fn migrations(config: &Config) -> Result<&'static [Migration]> {
 pub fn broker(config: &Config, store: &Arc<dyn Store>) -> Result<Arc<dyn Broker>> {
     match server(config)? {
         Some(broker) => Ok(broker),
-        None => Ok(Arc::new(Embedded::new(store.clone()))),
+        None => Ok(Arc::new(Embedded::new(store.clone()).payload_bytes_max(config.broker.payload_bytes_max))),
     }
 }
 

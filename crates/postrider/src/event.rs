@@ -228,6 +228,14 @@ impl Event {
         })
     }
 
+    /// Checks the payload against a limit.
+    pub(crate) fn check_size(&self, bytes_max: usize) -> Result<()> {
+        if self.payload.len() <= bytes_max {
+            return Ok(());
+        }
+        Err(Error::new(Kind::TooLarge, format!("the payload has {} bytes, the limit is {bytes_max}", self.payload.len())))
+    }
+
     /// Checks every rule that an event must keep before it may enter an outbox.
     pub fn validate(&self) -> Result<()> {
         check_text("topic", &self.topic, TOPIC_BYTES_MAX)?;
@@ -251,12 +259,7 @@ impl Event {
         }
         check_text("content_type", &self.content_type, KEY_BYTES_MAX)?;
         check_headers(&self.headers)?;
-        if self.payload.len() > PAYLOAD_BYTES_MAX {
-            return Err(Error::new(
-                Kind::TooLarge,
-                format!("the payload has {} bytes, the limit is {PAYLOAD_BYTES_MAX}", self.payload.len()),
-            ));
-        }
+        self.check_size(PAYLOAD_BYTES_MAX)?;
         if self.is_json() {
             serde_json::from_slice::<serde::de::IgnoredAny>(&self.payload).map_err(|error| {
                 Error::new(

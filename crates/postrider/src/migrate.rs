@@ -15,6 +15,39 @@ pub struct Migration {
     pub sql: &'static str,
 }
 
+/// The schema of one kind of store.
+#[derive(Debug, Clone, Copy)]
+pub struct Schema {
+    /// The kind of store, for people.
+    pub store: &'static str,
+    /// Creates the record of what was applied, if it is not there.
+    pub record: &'static str,
+    /// The record's table.
+    pub record_table: &'static str,
+    /// All migrations, oldest first.
+    pub migrations: &'static [Migration],
+}
+
+impl Schema {
+    /// The version that this program needs.
+    pub fn needed(&self) -> i32 {
+        self.migrations.last().map_or(0, |migration| migration.version)
+    }
+
+    /// Everything as one script for a DBA. It leaves the same record as [`Migrate::migrate`].
+    pub fn script(&self) -> String {
+        let mut script = format!("-- Postrider {}, for {}\n{};\n", env!("CARGO_PKG_VERSION"), self.store, self.record);
+        for Migration { version, name, sql } in self.migrations {
+            let (sql, table) = (sql.trim_end(), self.record_table);
+            script.push_str(&format!(
+                "\n-- migration {version}: {name}\nBEGIN;\n{sql}\n\
+                 INSERT INTO {table} (version, name) VALUES ({version}, '{name}');\nCOMMIT;\n"
+            ));
+        }
+        script
+    }
+}
+
 /// How the database's schema stands to this program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchemaState {
@@ -53,9 +86,6 @@ impl SchemaState {
 /// The store's side of migrations.
 #[async_trait]
 pub trait Migrate: Send + Sync {
-    /// All migrations, oldest first.
-    fn migrations(&self) -> &'static [Migration];
-
     /// Reads the recorded version; changes nothing.
     async fn schema(&self) -> Result<SchemaState>;
 

@@ -104,12 +104,6 @@ async fn check_store(config: &Config, findings: &mut Vec<Finding>) -> Option<Arc
         Ok(found) => findings.extend(found),
         Err(error) => findings.push(with_causes("store.settings", &error)),
     }
-    if !findings.iter().any(|finding| finding.check.ends_with(".schema")) {
-        findings.push(match store.schema().await.and_then(|schema| schema.require().map(|()| schema)) {
-            Ok(schema) => Finding::ok("store.schema", format!("version {}", schema.found)),
-            Err(error) => with_causes("store.schema", &error),
-        });
-    }
     Some(store)
 }
 

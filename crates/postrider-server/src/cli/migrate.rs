@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use postrider::migrate::Migration;
+use postrider::migrate::{Migration, Schema};
 use serde::Serialize;
 
 use super::failure::Result;
 use super::output;
-use crate::config::{Config, StoreUrl};
+use crate::config::Config;
 use crate::wire;
 
 /// Arguments of `migrate`.
@@ -53,7 +53,7 @@ impl Step {
 /// Migrates, or prints.
 pub async fn run(args: MigrateArgs, config: Config) -> Result<ExitCode> {
     if args.print {
-        print(args.json, &config.store, wire::migrations(&config).await?)?;
+        print(args.json, wire::schema(&config))?;
         return Ok(ExitCode::SUCCESS);
     }
     let store = wire::create_store(&config).await?;
@@ -75,42 +75,10 @@ pub async fn run(args: MigrateArgs, config: Config) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the library creates before its first migration, to remember which were applied. A DBA who runs the printed
-/// statements by hand must leave the same trace, or `run` would ask for migrations that are there.
-const RECORD_POSTGRES: &str = "CREATE SCHEMA IF NOT EXISTS postrider;
-CREATE TABLE IF NOT EXISTS postrider.migration (
-    version    int PRIMARY KEY,
-    name       text NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);";
-const RECORD_SQLITE: &str = "CREATE TABLE IF NOT EXISTS postrider_migration (
-    version    INTEGER PRIMARY KEY,
-    name       TEXT NOT NULL,
-    applied_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')
-) STRICT;";
-
-fn print(is_json: bool, store: &StoreUrl, migrations: &[Migration]) -> Result<()> {
+fn print(is_json: bool, schema: &Schema) -> Result<()> {
     if is_json {
-        let steps: Vec<Step> = migrations.iter().map(|migration| Step::of(migration, true)).collect();
+        let steps: Vec<Step> = schema.migrations.iter().map(|migration| Step::of(migration, true)).collect();
         return output::json(&steps);
     }
-    let (record, table) = match store {
-        StoreUrl::Postgres(_) => (RECORD_POSTGRES, "postrider.migration"),
-        StoreUrl::Sqlite(_) => (RECORD_SQLITE, "postrider_migration"),
-    };
-    output::line(&format!("-- Postrider {}, for {}\n{record}", env!("CARGO_PKG_VERSION"), kind(store)))?;
-    for Migration { version, name, sql } in migrations {
-        let sql = sql.trim_end();
-        output::line(&format!(
-            "\n-- migration {version}: {name}\nBEGIN;\n{sql}\nINSERT INTO {table} (version, name) VALUES ({version}, '{name}');\nCOMMIT;"
-        ))?;
-    }
-    Ok(())
-}
-
-fn kind(store: &StoreUrl) -> &'static str {
-    match store {
-        StoreUrl::Postgres(_) => "PostgreSQL",
-        StoreUrl::Sqlite(_) => "SQLite",
-    }
+    output::line(schema.script().trim_end())
 }

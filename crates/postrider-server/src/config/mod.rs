@@ -1,8 +1,8 @@
 //! The configuration: `postrider.toml`, one list of defaults, and the environment over both.
 //!
 //! `defaults.toml` is the list of all settings: what it does not name is unknown, and the type of each default is the
-//! type of the setting. [`load`] puts the layers on top of each other, [`settings`] reads typed values out of them and
-//! collects every mistake, and [`error`] shows the mistakes at their place in the file.
+//! type of the setting. [`mod@load`] puts the layers on top of each other, [`settings`] reads typed values out of them and
+//! collects every mistake, and [`mod@error`] shows the mistakes at their place in the file.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

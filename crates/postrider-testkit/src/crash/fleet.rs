@@ -147,10 +147,12 @@ impl Fleet {
             }
         }
         for member in &self.members {
+            // Dropped, and so killed, when it does not end. A second SIGTERM would end it at once.
             if let Some(mut process) = member.process.lock().await.take() {
-                let exit = process.end(Signal::Term, STOP_DEADLINE).await?;
-                if !exit.success() {
-                    complaints.push(format!("{} did not stop in good order: {exit}", member.name));
+                match process.wait(STOP_DEADLINE).await {
+                    Ok(exit) if exit.success() => {}
+                    Ok(exit) => complaints.push(format!("{} did not stop in good order: {exit}", member.name)),
+                    Err(error) => complaints.push(format!("{} did not stop in good order: {error}", member.name)),
                 }
             }
         }

@@ -220,6 +220,8 @@ impl<'a> Run<'a> {
     }
 
     fn start_batches(&mut self, now: Instant) -> Instant {
+        // Also when nothing is ready: a blocked broker just does not confirm what is in flight.
+        self.lane.gate.set_blocked(self.lane.broker.blocked());
         let limits = match self.lane.broker.batching() {
             Batching::Independent => self.lane.settings.in_flight,
             Batching::Atomic => 1,
@@ -231,7 +233,7 @@ impl<'a> Run<'a> {
                 }
                 self.hold_until = None;
             }
-            let size = match self.lane.gate.permit(self.lane.broker.blocked()) {
+            let size = match self.lane.gate.permit() {
                 Permit::All if self.singles > 0 => 1,
                 Permit::All => self.batch_size(),
                 Permit::Probe => 1,

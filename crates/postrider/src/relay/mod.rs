@@ -156,16 +156,20 @@ impl Gate {
         self.lock().reason()
     }
 
-    fn permit(&self, blocked: Option<String>) -> Permit {
-        let now = Instant::now();
+    /// Takes over what the broker says about being blocked.
+    fn set_blocked(&self, blocked: Option<String>) {
         let mut breaker = self.lock();
-        let was_blocked = breaker.reason().is_some();
-        breaker.set_blocked(blocked, now);
-        if let (false, Some(reason)) = (was_blocked, breaker.reason()) {
-            tracing::error!(destination = %self.destination, error_type = "blocked", reason, "publishing stopped: the broker asked for it");
+        let was_closed = breaker.reason().is_some();
+        breaker.set_blocked(blocked, Instant::now());
+        if let (false, Some(reason)) = (was_closed, breaker.reason()) {
+            tracing::error!(destination = %self.destination, error_type = "blocked", reason,
+                "publishing stopped: the broker asked for it");
             metrics::breaker(&self.destination, true);
         }
-        breaker.permit(now)
+    }
+
+    fn permit(&self) -> Permit {
+        self.lock().permit(Instant::now())
     }
 
     fn succeeded(&self) {

@@ -10,7 +10,7 @@ use super::subscription::EmbeddedSubscription;
 use crate::broker::{Batching, Broker, Subscription};
 use crate::doctor::Finding;
 use crate::error::Result;
-use crate::event::Event;
+use crate::event::{self, Event};
 use crate::handler::ConsumerSpec;
 use crate::lease::Lease;
 
@@ -18,18 +18,26 @@ use crate::lease::Lease;
 pub struct Embedded<Q: Queue + ?Sized> {
     queue: Arc<Q>,
     poll: Duration,
+    payload_bytes_max: usize,
 }
 
 impl<Q: Queue + ?Sized + 'static> Embedded<Q> {
     /// A broker over a store's log.
     pub fn new(queue: Arc<Q>) -> Self {
-        Self { queue, poll: Duration::from_millis(100) }
+        Self { queue, poll: Duration::from_millis(100), payload_bytes_max: event::PAYLOAD_BYTES_MAX }
     }
 
     /// Chooses the longest wait between two looks at the log.
     #[must_use]
     pub fn poll(mut self, poll: Duration) -> Self {
         self.poll = poll;
+        self
+    }
+
+    /// Chooses what a payload may weigh.
+    #[must_use]
+    pub fn payload_bytes_max(mut self, bytes: usize) -> Self {
+        self.payload_bytes_max = bytes;
         self
     }
 }
@@ -41,7 +49,8 @@ impl<Q: Queue + ?Sized + 'static> Broker for Embedded<Q> {
     }
 
     fn check(&self, event: &Event) -> Result<()> {
-        event.validate()
+        event.validate()?;
+        event.check_size(self.payload_bytes_max)
     }
 
     async fn publish(&self, batch: &[Arc<Event>]) -> Vec<Result<()>> {

@@ -35,12 +35,7 @@ pub(super) fn check(event: &Event, payload_bytes_max: usize) -> Result<()> {
             format!("the topic has {} bytes, a routing key at most {SHORT_BYTES_MAX}", event.topic().len()),
         ));
     }
-    if event.payload().len() > payload_bytes_max {
-        return Err(Error::new(
-            Kind::TooLarge,
-            format!("the payload has {} bytes, the limit of this destination is {payload_bytes_max}", event.payload().len()),
-        ));
-    }
+    event.check_size(payload_bytes_max)?;
     if let Some(name) = event.headers().keys().find(|name| RESERVED.contains(&name.as_str())) {
         return Err(Error::new(Kind::Invalid, format!("the header name {name:?} has a meaning of its own on RabbitMQ"))
             .with_remedy("choose another header name"));

@@ -3,9 +3,11 @@
 use chrono::{DateTime, Utc};
 use sqlx::{PgPool, Row as _};
 
+use super::PostgresStore;
 use super::error::db;
 use crate::doctor::Finding;
 use crate::error::Result;
+use crate::migrate::Migrate;
 
 /// `server_version_num` of PostgreSQL 13: the first with `xid8` and `pg_snapshot`.
 const VERSION_MIN: i32 = 130_000;
@@ -21,7 +23,8 @@ const SETTINGS: &str = "SELECT current_setting('server_version_num')::int, curre
      (SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::bigint FROM pg_stat_activity \
       WHERE datname = current_database() AND backend_xid IS NOT NULL)";
 
-pub(super) async fn inspect(pool: &PgPool) -> Result<Vec<Finding>> {
+pub(super) async fn inspect(store: &PostgresStore) -> Result<Vec<Finding>> {
+    let pool = &store.pool;
     let before = Utc::now();
     let row = sqlx::query(SETTINGS).fetch_one(pool).await.map_err(db)?;
     let after = Utc::now();
@@ -55,6 +58,10 @@ pub(super) async fn inspect(pool: &PgPool) -> Result<Vec<Finding>> {
     });
     findings.push(skew(before, row.try_get(7).map_err(db)?, after));
     findings.push(long_transaction(row.try_get(9).map_err(db)?));
+    findings.push(match store.schema().await.and_then(|schema| schema.require().map(|()| schema)) {
+        Ok(schema) => Finding::ok("postgres.schema", format!("version {}", schema.found)),
+        Err(error) => Finding::of("postgres.schema", &error),
+    });
     findings.extend(rights(pool).await?);
     Ok(findings)
 }

@@ -6,30 +6,28 @@ use sqlx::Row as _;
 use super::PostgresStore;
 use super::error::db;
 use crate::error::Result;
-use crate::migrate::{Migrate, Migration, SchemaState};
+use crate::migrate::{Migrate, Migration, Schema, SchemaState};
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") }];
+/// The schema of PostgreSQL.
+pub const SCHEMA: Schema = Schema {
+    store: "PostgreSQL",
+    record: RECORD,
+    record_table: "postrider.migration",
+    migrations: &[Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") }],
+};
+
+const RECORD: &str = "CREATE SCHEMA IF NOT EXISTS postrider;
+CREATE TABLE IF NOT EXISTS postrider.migration (
+    version    int PRIMARY KEY,
+    name       text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)";
 
 /// Two instances that migrate at once take turns. Any number does; it must only never change.
 const MIGRATE_LOCK: i64 = 7_062_611_490_211_870_001;
 
-/// The record of what was applied.
-const RECORD: &str = "CREATE SCHEMA IF NOT EXISTS postrider; \
-     CREATE TABLE IF NOT EXISTS postrider.migration ( \
-       version int PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())";
-
-/// All migrations of this store, for `migrate --print`.
-pub const fn migrations() -> &'static [Migration] {
-    MIGRATIONS
-}
-
 #[async_trait]
 impl Migrate for PostgresStore {
-    fn migrations(&self) -> &'static [Migration] {
-        MIGRATIONS
-    }
-
     async fn schema(&self) -> Result<SchemaState> {
         let exists: bool = sqlx::query("SELECT to_regclass('postrider.migration') IS NOT NULL")
             .fetch_one(&self.pool)
@@ -45,7 +43,7 @@ impl Migrate for PostgresStore {
         } else {
             0
         };
-        Ok(SchemaState { found, needed: MIGRATIONS.len() as i32 })
+        Ok(SchemaState { found, needed: SCHEMA.needed() })
     }
 
     async fn migrate(&self) -> Result<Vec<Migration>> {
@@ -64,7 +62,7 @@ impl Migrate for PostgresStore {
                 .await
                 .and_then(|row| row.try_get(0))
                 .map_err(db)?;
-            for migration in MIGRATIONS.iter().filter(|migration| migration.version > found) {
+            for migration in SCHEMA.migrations.iter().filter(|migration| migration.version > found) {
                 sqlx::raw_sql(migration.sql)
                     .execute(&mut *tx)
                     .await

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::PgPool;
+use sqlx::{Connection as _, PgConnection, PgPool};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::doctor::Finding;
@@ -25,7 +25,7 @@ mod source;
 mod upkeep;
 mod wake;
 
-pub use migrate::migrations;
+pub use migrate::SCHEMA;
 pub use source::LogSource;
 
 /// Connections that one instance opens at most. The relay needs about four; the rest is for handlers.
@@ -48,15 +48,14 @@ impl PostgresStore {
             .application_name("postrider")
             // The relay's statements are few and always the same; planning each anew would cost more than running it.
             .options([("plan_cache_mode", "force_generic_plan")]);
+        // A pool tries again until its time-out and then says only that; one connection says why.
+        let place = format!("{}:{}/{}", options.get_host(), options.get_port(), options.get_database().unwrap_or(""));
+        let said = |error| error::db(error).context(format!("PostgreSQL at {place}"));
+        PgConnection::connect_with(&options).await.map_err(said)?.close().await.map_err(said)?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS_MAX)
             .acquire_timeout(CONNECT_WAIT)
-            .connect_with(options.clone())
-            .await
-            .map_err(|error| {
-                let place = format!("{}:{}/{}", options.get_host(), options.get_port(), options.get_database().unwrap_or(""));
-                error::classify(&error).context(format!("PostgreSQL at {place}"))
-            })?;
+            .connect_lazy_with(options);
         Ok(Self::new(pool))
     }
 
@@ -78,7 +77,7 @@ impl Store for PostgresStore {
     }
 
     async fn inspect(&self) -> Result<Vec<Finding>> {
-        doctor::inspect(&self.pool).await
+        doctor::inspect(self).await
     }
 
     async fn close(&self) {

@@ -5,12 +5,17 @@ use sqlx::{Row as _, SqliteConnection};
 
 use super::SqliteStore;
 use crate::error::Result;
-use crate::migrate::{Migrate, Migration, SchemaState};
+use crate::migrate::{Migrate, Migration, Schema, SchemaState};
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") }];
+/// The schema of SQLite.
+pub const SCHEMA: Schema = Schema {
+    store: "SQLite",
+    record: RECORD,
+    record_table: "postrider_migration",
+    migrations: &[Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") }],
+};
 
-const CREATE: &str = "CREATE TABLE IF NOT EXISTS postrider_migration (
+const RECORD: &str = "CREATE TABLE IF NOT EXISTS postrider_migration (
     version    INTEGER PRIMARY KEY,
     name       TEXT NOT NULL,
     applied_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z')
@@ -18,10 +23,6 @@ const CREATE: &str = "CREATE TABLE IF NOT EXISTS postrider_migration (
 
 #[async_trait]
 impl Migrate for SqliteStore {
-    fn migrations(&self) -> &'static [Migration] {
-        MIGRATIONS
-    }
-
     async fn schema(&self) -> Result<SchemaState> {
         const DOING: &str = "the schema's version was not read";
         let mut tx = self.read(DOING).await?;
@@ -40,12 +41,12 @@ impl Migrate for SqliteStore {
             return Err(state.newer().context(self.path().display()));
         }
         let missing: Vec<Migration> =
-            MIGRATIONS.iter().filter(|migration| migration.version > state.found).copied().collect();
+            SCHEMA.migrations.iter().filter(|migration| migration.version > state.found).copied().collect();
         if missing.is_empty() {
             tx.rollback().await.map_err(self.failed(DOING))?;
             return Ok(missing);
         }
-        sqlx::query(CREATE).execute(&mut *tx).await.map_err(self.failed(DOING))?;
+        sqlx::query(RECORD).execute(&mut *tx).await.map_err(self.failed(DOING))?;
         for migration in &missing {
             sqlx::raw_sql(migration.sql).execute(&mut *tx).await.map_err(self.failed(DOING))?;
             sqlx::query("INSERT INTO postrider_migration (version, name) VALUES (?, ?)")
@@ -71,5 +72,5 @@ async fn state(connection: &mut SqliteConnection) -> Result<SchemaState, sqlx::E
             .await?
             .try_get(0)?
     };
-    Ok(SchemaState { found, needed: MIGRATIONS.last().map_or(0, |migration| migration.version) })
+    Ok(SchemaState { found, needed: SCHEMA.needed() })
 }

@@ -33,6 +33,8 @@ mod row;
 mod source;
 mod upkeep;
 
+pub use migrate::SCHEMA;
+
 /// How long SQLite waits for another process to end its transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a caller waits for a connection of ours. A handler's transaction holds the only writer, so this bounds how

@@ -1,0 +1,155 @@
+//! From the return of a commit to the receipt by a consumer, at an even pace.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use hdrhistogram::Histogram;
+use lapin::options::BasicConsumeOptions;
+use lapin::types::FieldTable;
+use sqlx::{Connection, PgConnection};
+use tokio::task::JoinSet;
+
+use super::bed::{Bed, TOPIC, TYPE, key, payload};
+use super::queue::Queue;
+use super::relay::{EXCHANGE, Relay};
+use super::report::{Line, Lines};
+use crate::testbed::Result;
+
+/// Events per second, and connections that insert them.
+const LOADS: [(u32, u32); 2] = [(200, 4), (1000, 16)];
+/// How long the last events may take.
+const LAST_WAIT: Duration = Duration::from_secs(30);
+/// A load that is slower than this share of what it should be has measured something else.
+const PACE: f64 = 0.95;
+/// The first part of each load warms up and is not counted.
+const WARM_UP: Duration = Duration::from_secs(1);
+
+pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
+    let relay = Relay::start(bed, "latency").await?;
+    let mut lines = Vec::new();
+    for (rate, connections) in LOADS {
+        let times = load(bed, &relay, rate, connections).await?;
+        let at = |quantile| times.value_at_quantile(quantile) as f64 / 1000.0;
+        let tail = format!("p99.9 {:.1} ms, max {:.1} ms", at(0.999), times.max() as f64 / 1000.0);
+        eprintln!("  {rate}/s: p50 {:.2} ms, p99 {:.2} ms, {tail}", at(0.5), at(0.99));
+        lines.push(Line::at_most(format!("commit → receipt at {rate}/s, p50"), 3.0, at(0.5), "ms"));
+        lines.push(Line::at_most(format!("commit → receipt at {rate}/s, p99"), 10.0, at(0.99), "ms").with(tail));
+    }
+    relay.stop().await?;
+    Ok(lines)
+}
+
+/// When each event was committed and received, in nanoseconds since the start; 0 while it was not.
+struct Times {
+    start: Instant,
+    committed: Vec<AtomicU64>,
+    received: Vec<AtomicU64>,
+}
+
+impl Times {
+    fn new(events: usize) -> Self {
+        let zeros = || std::iter::repeat_with(AtomicU64::default).take(events).collect();
+        Self { start: Instant::now(), committed: zeros(), received: zeros() }
+    }
+
+    fn note(&self, place: &[AtomicU64], number: u64) {
+        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if let Some(time) = usize::try_from(number).ok().and_then(|number| place.get(number)) {
+            time.store(now.max(1), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Inserts `rate` events per second, and returns the latencies in microseconds.
+async fn load(bed: &Bed, relay: &Relay, rate: u32, connections: u32) -> Result<Histogram<u64>> {
+    let queue = Queue::create(&relay.vhost, EXCHANGE).await?;
+    let warm_up = u64::from(rate) * WARM_UP.as_secs();
+    let events = warm_up + u64::from(rate) * bed.scale.watch.as_secs();
+    let times = Arc::new(Times::new(usize::try_from(events)?));
+    let consumer = consume(&queue, times.clone(), events).await?;
+
+    let mut producers = JoinSet::new();
+    for number in 0..connections {
+        let connection = PgConnection::connect(&relay.database).await?;
+        producers.spawn(produce(connection, times.clone(), events, rate, (number, connections)));
+    }
+    let began = Instant::now();
+    while let Some(producer) = producers.join_next().await {
+        producer??;
+    }
+    let pace = events as f64 / began.elapsed().as_secs_f64() / f64::from(rate);
+    tokio::time::timeout(LAST_WAIT, consumer).await.map_err(|_| "not all events have arrived")???;
+    queue.delete().await?;
+    if pace < PACE {
+        eprintln!("  the producers reached {:.0} % of {rate}/s", pace * 100.0);
+    }
+
+    let mut histogram = Histogram::new(3)?;
+    for (committed, received) in times.committed.iter().zip(&times.received).skip(usize::try_from(warm_up)?) {
+        // An event may arrive before the producer has learnt that its commit is done.
+        let nanos = received.load(Ordering::Relaxed).saturating_sub(committed.load(Ordering::Relaxed));
+        histogram.record(nanos / 1000)?;
+    }
+    Ok(histogram)
+}
+
+/// Takes its turns of the even pace: every `of.1`-th event, beginning with `of.0`.
+async fn produce(
+    mut connection: PgConnection,
+    times: Arc<Times>,
+    events: u64,
+    rate: u32,
+    of: (u32, u32),
+) -> Result<()> {
+    let start = tokio::time::Instant::now() + Duration::from_secs(of.0.into()) / rate;
+    let mut turns = tokio::time::interval_at(start, Duration::from_secs(of.1.into()) / rate);
+    for number in (u64::from(of.0)..events).step_by(usize::try_from(of.1)?) {
+        turns.tick().await;
+        let mut transaction = connection.begin().await?;
+        sqlx::query("INSERT INTO postrider.outbox (topic, key, type, payload) VALUES ($1, $2, $3, $4::text::json)")
+            .bind(TOPIC)
+            .bind(key(number))
+            .bind(TYPE)
+            .bind(payload(number))
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        times.note(&times.committed, number);
+    }
+    connection.close().await?;
+    Ok(())
+}
+
+/// Notes when each event comes; ends when all have come.
+async fn consume(queue: &Queue, times: Arc<Times>, events: u64) -> Result<tokio::task::JoinHandle<Result<()>>> {
+    let (channel, name) = queue.parts();
+    let options = BasicConsumeOptions { no_ack: true, ..Default::default() };
+    let mut consumer = channel.basic_consume(name, "bench".into(), options, FieldTable::default()).await?;
+    Ok(tokio::spawn(async move {
+        for _ in 0..events {
+            let delivery = consumer.next().await.ok_or("the consumer was cancelled")??;
+            times.note(&times.received, number(&delivery.data).ok_or("a message without a number")?);
+        }
+        Ok(())
+    }))
+}
+
+/// The number in a payload, read without a parser: the consumer shares the processor with what is measured.
+fn number(payload: &[u8]) -> Option<u64> {
+    let rest = payload.strip_prefix(br#"{"number":"#)?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_in_a_payload_is_found() {
+        assert_eq!(number(payload(4711).as_bytes()), Some(4711));
+        assert_eq!(number(b"{}"), None);
+    }
+}
