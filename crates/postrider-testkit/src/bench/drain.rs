@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use sqlx::PgConnection;
 
+use super::bare;
 use super::bed::{Bed, fill};
 use super::queue::Queue;
 use super::relay::{EXCHANGE, Relay};
 use super::report::{Line, Lines, median, rate, rates, short};
 use super::sample::{Cost, Sampling};
-use super::bare;
 use crate::testbed::Result;
 
 /// Bare publisher and relay take turns this often.
@@ -116,7 +116,11 @@ async fn settled(connection: &mut PgConnection) -> Result<()> {
             return Ok(());
         }
         if started.elapsed() > SETTLE_WAIT {
-            return Err(format!("the relay has not settled {} s after the last event, snapshot {now}", SETTLE_WAIT.as_secs()).into());
+            return Err(format!(
+                "the relay has not settled {} s after the last event, snapshot {now}",
+                SETTLE_WAIT.as_secs()
+            )
+            .into());
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

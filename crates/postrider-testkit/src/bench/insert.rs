@@ -21,10 +21,8 @@ const ROUNDS: usize = 3;
 /// Rows of a large statement.
 const MANY: u64 = 1000;
 
-const OUTBOX: &str =
-    "INSERT INTO postrider.outbox (topic, key, type, payload) SELECT $1, $2, $3, $4::text::json FROM generate_series(1, $5)";
-const OUTBOX_ONE: &str =
-    "INSERT INTO postrider.outbox (topic, key, type, payload) VALUES ($1, $2, $3, $4::text::json)";
+const OUTBOX: &str = "INSERT INTO postrider.outbox (topic, key, type, payload) SELECT $1, $2, $3, $4::text::json FROM generate_series(1, $5)";
+const OUTBOX_ONE: &str = "INSERT INTO postrider.outbox (topic, key, type, payload) VALUES ($1, $2, $3, $4::text::json)";
 const PLAIN: &str = "INSERT INTO plain (topic, key, type, payload, id, tx, event_id, content_type, created_at) \
      SELECT $1, $2, $3, $4::text::json, $6, $7::text::xid8, $8, $9, $10 FROM generate_series(1, $5)";
 const PLAIN_ONE: &str = "INSERT INTO plain (topic, key, type, payload, id, tx, event_id, content_type, created_at) \
@@ -52,7 +50,11 @@ pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
                 }
                 sqlx::raw_sql("TRUNCATE postrider.outbox, plain; CHECKPOINT").execute(&mut connection).await?;
             }
-            eprintln!("  {rows} per statement, round {round}: plain {}, outbox {}", rate(plain[round - 1]), rate(outbox[round - 1]));
+            eprintln!(
+                "  {rows} per statement, round {round}: plain {}, outbox {}",
+                rate(plain[round - 1]),
+                rate(outbox[round - 1])
+            );
         }
         let (ours, bare) = (median(&outbox), median(&plain));
         let measured = format!("{} [{}], plain table {} [{}]", rate(ours), rates(&outbox), rate(bare), rates(&plain));
@@ -75,7 +77,7 @@ async fn load(database: &str, table: Table, rows: u64, time: Duration) -> Result
         insert(&mut connection, table, rows, number).await?;
         connections.push(connection);
     }
-    let mut producers = JoinSet::new();
+    let mut producers: JoinSet<Result<u64>> = JoinSet::new();
     let started = Instant::now();
     for (first, mut connection) in connections.into_iter().enumerate() {
         producers.spawn(async move {
@@ -85,7 +87,7 @@ async fn load(database: &str, table: Table, rows: u64, time: Duration) -> Result
                 count += 1;
             }
             connection.close().await?;
-            Result::Ok(count * rows)
+            Ok(count * rows)
         });
     }
     let mut inserted = 0;

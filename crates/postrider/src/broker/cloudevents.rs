@@ -371,6 +371,9 @@ mod tests {
         let mut decoder = Decoder::new("t");
         decoder.carrier_id("1");
         decoder.attribute("dataschema", "urn:x".to_owned());
-        assert_eq!(decoder.finish(Bytes::new()).unwrap().headers().get("dataschema").map(String::as_str), Some("urn:x"));
+        assert_eq!(
+            decoder.finish(Bytes::new()).unwrap().headers().get("dataschema").map(String::as_str),
+            Some("urn:x")
+        );
     }
 }

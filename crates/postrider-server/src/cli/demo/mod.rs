@@ -46,9 +46,9 @@ pub struct DemoArgs {
     /// End by itself, with exit code 0 only when nothing was lost, doubled or reordered
     #[arg(long)]
     exit: bool,
-    /// How many events to commit, 100 to 1,000,000
-    #[arg(long, value_name = "N", default_value_t = 6_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
-    events: u64,
+    /// How many events to commit, 100 to 1,000,000 [default: what the disk can do in good time, at most 6,000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
+    events: Option<u64>,
     /// Print the proof as JSON
     #[arg(long)]
     json: bool,
@@ -63,12 +63,19 @@ pub async fn run(args: DemoArgs) -> Result<ExitCode> {
     let directory = directory(&args)?;
     let store = SqliteStore::open(&directory.path().join(DATABASE)).await?;
     store.migrate().await?;
-    shop::create(&store).await?;
-    let mut stage = Stage::new(args, store, stop, directory.path())?;
+    let commits_per_second = shop::create(&store).await?;
+    let events = args.events.unwrap_or_else(|| events_for(commits_per_second));
+    let mut stage = Stage::new(args, events, store, stop, directory.path())?;
     let result = stage.perform().await;
     stage.clear().await;
     directory.close().map_err(|error| io("the demo's directory cannot be removed", error))?;
     result
+}
+
+/// Every event costs a commit in each group, so a slow disk gets fewer: nobody should watch for a minute.
+fn events_for(commits_per_second: f64) -> u64 {
+    let events = (commits_per_second * 6.0) as u64 / 100 * 100;
+    events.clamp(600, 6_000)
 }
 
 fn directory(args: &DemoArgs) -> Result<TempDir> {

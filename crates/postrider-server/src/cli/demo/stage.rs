@@ -38,6 +38,7 @@ Next: `postrider run` in one terminal, and in another
 /// The demo while it runs.
 pub struct Stage {
     args: DemoArgs,
+    events: u64,
     store: SqliteStore,
     stop: CancellationToken,
     database: PathBuf,
@@ -48,16 +49,22 @@ pub struct Stage {
 
 impl Stage {
     /// Starts the crew on a store that is ready.
-    pub fn new(args: DemoArgs, store: SqliteStore, stop: CancellationToken, directory: &Path) -> Result<Self> {
-        let (story, view) = (Story::new(args.events), View::new(args.events));
+    pub fn new(
+        args: DemoArgs,
+        events: u64,
+        store: SqliteStore,
+        stop: CancellationToken,
+        directory: &Path,
+    ) -> Result<Self> {
+        let (story, view) = (Story::new(events), View::new(events));
         let crew = Crew::start(directory)?;
-        Ok(Self { args, store, stop, database: directory.join(DATABASE), crew, story, view })
+        Ok(Self { args, events, store, stop, database: directory.join(DATABASE), crew, story, view })
     }
 
     /// The whole demo; the exit code says whether the proof holds.
     pub async fn perform(&mut self) -> Result<ExitCode> {
         self.view.line(INTRODUCTION);
-        let shop = Shop::open(&self.store, &Pace::of(self.args.events), &self.stop);
+        let shop = Shop::open(&self.store, &Pace::of(self.events), &self.stop);
         self.watch(shop, |stage, counts| stage.is_complete(counts)).await?;
         if self.stop.is_cancelled() {
             self.view.finish();

@@ -33,11 +33,21 @@ pub(super) fn classify(error: lapin::Error, doing: impl std::fmt::Display, shown
     let text = text.trim_end_matches('\n');
     let (kind, remedy) = match code {
         311 => (Kind::TooLarge, None),
-        403 => (Kind::Denied, Some("correct the user or the password in the URL, or grant the missing right (rabbitmqctl set_permissions)")),
+        403 => (
+            Kind::Denied,
+            Some(
+                "correct the user or the password in the URL, or grant the missing right (rabbitmqctl set_permissions)",
+            ),
+        ),
         404 => (Kind::Missing, Some("create what is named, or let Postrider declare it (declare = true)")),
         405 => (Kind::Mismatch, Some("another connection uses it exclusively: stop that, or choose another name")),
-        406 => (Kind::Mismatch, Some("make the setting agree with what exists; or drain what is named, delete it, and it is declared anew")),
-        530 => (Kind::Denied, Some("create the vhost and grant the user access to it, or correct the vhost in the URL")),
+        406 => (
+            Kind::Mismatch,
+            Some("make the setting agree with what exists; or drain what is named, delete it, and it is declared anew"),
+        ),
+        530 => {
+            (Kind::Denied, Some("create the vhost and grant the user access to it, or correct the vhost in the URL"))
+        }
         // 320 is a shutdown; 5xx are the broker's own troubles or a broken stream: a new connection is the cure.
         _ => (Kind::Unavailable, None),
     };

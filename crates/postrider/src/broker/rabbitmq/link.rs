@@ -100,7 +100,9 @@ impl Link {
         match tokio::time::timeout(self.timeout, &mut attempt.task).await {
             Ok(Ok(Ok(connection))) => Ok(connection),
             Ok(Ok(Err(error))) => Err(classify(error, "connect", &self.address.shown)),
-            Ok(Err(error)) => Err(Error::new(Kind::Other, "the task that connects to RabbitMQ ended").with_source(error)),
+            Ok(Err(error)) => {
+                Err(Error::new(Kind::Other, "the task that connects to RabbitMQ ended").with_source(error))
+            }
             Err(_) => {
                 attempts.running = Some(attempt);
                 Err(Error::new(

@@ -37,11 +37,17 @@ pub(super) fn check(event: &Event, payload_bytes_max: usize) -> Result<()> {
     }
     event.check_size(payload_bytes_max)?;
     if let Some(name) = event.headers().keys().find(|name| RESERVED.contains(&name.as_str())) {
-        return Err(Error::new(Kind::Invalid, format!("the header name {name:?} has a meaning of its own on RabbitMQ"))
-            .with_remedy("choose another header name"));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("the header name {name:?} has a meaning of its own on RabbitMQ"),
+        )
+        .with_remedy("choose another header name"));
     }
     if let Some(name) = event.headers().keys().find(|name| name.len() > SHORT_BYTES_MAX) {
-        return Err(Error::new(Kind::Invalid, format!("a header name has {} bytes, too many for RabbitMQ", name.len())));
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("a header name has {} bytes, too many for RabbitMQ", name.len()),
+        ));
     }
     let bytes = headers_bytes(event);
     if bytes > HEADERS_BYTES_MAX {

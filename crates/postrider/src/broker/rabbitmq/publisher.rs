@@ -88,10 +88,13 @@ impl<'b> Flight<'b> {
         for (offset, send) in sends.iter_mut().enumerate().rev() {
             let index = begin + offset;
             let sent = match send {
-                Ok((_, std::task::Poll::Ready(sent))) => std::mem::replace(sent, Err(lapin::ErrorKind::FutureCompleted.into())),
+                Ok((_, std::task::Poll::Ready(sent))) => {
+                    std::mem::replace(sent, Err(lapin::ErrorKind::FutureCompleted.into()))
+                }
                 Ok((send, std::task::Poll::Pending)) => send.await,
                 Err(_) => {
-                    self.results[index] = Some(Err(Error::new(Kind::Invalid, "the topic is too long for a routing key")));
+                    self.results[index] =
+                        Some(Err(Error::new(Kind::Invalid, "the topic is too long for a routing key")));
                     continue;
                 }
             };
@@ -220,6 +223,7 @@ pub(super) fn silent(timeout: Duration, blocked: Option<&str>, shown: &str) -> E
 
 /// The error while the broker stops all publishers.
 pub(super) fn blocked_error(reason: &str, shown: &str) -> Error {
-    Error::new(Kind::Unavailable, format!("RabbitMQ at {shown} blocks publishers: {reason}"))
-        .with_remedy("free the broker's memory or disk (rabbitmqctl status shows the alarm); publishing goes on by itself")
+    Error::new(Kind::Unavailable, format!("RabbitMQ at {shown} blocks publishers: {reason}")).with_remedy(
+        "free the broker's memory or disk (rabbitmqctl status shows the alarm); publishing goes on by itself",
+    )
 }

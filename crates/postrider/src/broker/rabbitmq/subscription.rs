@@ -73,11 +73,17 @@ impl Subscription for QueueSubscription {
             Some(Err(error)) => Err(self.ended(error)),
             None if self.channel.status().connected() => Err(Error::new(
                 Kind::Missing,
-                format!("RabbitMQ at {} ended the consumption of the queue {:?}: it was deleted or moved", self.shown, self.queue),
+                format!(
+                    "RabbitMQ at {} ended the consumption of the queue {:?}: it was deleted or moved",
+                    self.shown, self.queue
+                ),
             )),
             None => Err(Error::new(
                 Kind::Unavailable,
-                format!("the connection to RabbitMQ at {} was closed while consuming the queue {:?}", self.shown, self.queue),
+                format!(
+                    "the connection to RabbitMQ at {} was closed while consuming the queue {:?}",
+                    self.shown, self.queue
+                ),
             )),
         }
     }

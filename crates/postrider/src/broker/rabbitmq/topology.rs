@@ -137,7 +137,9 @@ impl Topology<'_> {
                 ExchangeBindOptions::default(),
                 FieldTable::default(),
             );
-            binding.await.map_err(|error| self.classify(error, format!("bind the exchange {slots:?} to {pattern:?}")))?;
+            binding
+                .await
+                .map_err(|error| self.classify(error, format!("bind the exchange {slots:?} to {pattern:?}")))?;
         }
         Ok(())
     }
@@ -230,7 +232,9 @@ impl Topology<'_> {
     fn classify(&self, error: lapin::Error, doing: String) -> Error {
         let error = classify(error, doing, self.shown);
         if error.kind() == Kind::Denied && self.settings.declare {
-            return error.with_remedy("grant the user the right to configure what is named, or create it and set declare = false");
+            return error.with_remedy(
+                "grant the user the right to configure what is named, or create it and set declare = false",
+            );
         }
         error
     }

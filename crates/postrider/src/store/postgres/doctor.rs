@@ -24,7 +24,7 @@ const SETTINGS: &str = "SELECT current_setting('server_version_num')::int, curre
       WHERE datname = current_database() AND backend_xid IS NOT NULL)";
 
 pub(super) async fn inspect(store: &PostgresStore) -> Result<Vec<Finding>> {
-    let pool = &store.pool;
+    let pool = &store.own;
     let before = Utc::now();
     let row = sqlx::query(SETTINGS).fetch_one(pool).await.map_err(db)?;
     let after = Utc::now();

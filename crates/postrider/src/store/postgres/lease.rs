@@ -43,7 +43,7 @@ impl Leases for PostgresStore {
             .bind(slots)
             .bind(epochs)
             .bind(ttl.as_millis() as f64)
-            .fetch_all(&self.pool)
+            .fetch_all(&self.own)
             .await
             .map_err(db)?;
         let mut roll = Roll { members: 1, ..Roll::default() };
@@ -69,7 +69,7 @@ impl Leases for PostgresStore {
             .bind(slot as i32)
             .bind(owner)
             .bind(ttl.as_millis() as f64)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.own)
             .await
             .map_err(db)?;
         row.map(|row| {
@@ -92,7 +92,7 @@ impl Leases for PostgresStore {
         .bind(lease.slot as i32)
         .bind(&lease.owner)
         .bind(lease.epoch)
-        .execute(&self.pool)
+        .execute(&self.own)
         .await
         .map_err(db)?;
         Ok(())
@@ -102,7 +102,7 @@ impl Leases for PostgresStore {
         sqlx::query("DELETE FROM postrider.lease WHERE group_name = $1 AND owner = $2 AND slot = -1")
             .bind(group)
             .bind(owner)
-            .execute(&self.pool)
+            .execute(&self.own)
             .await
             .map_err(db)?;
         Ok(())
@@ -115,7 +115,7 @@ impl Leases for PostgresStore {
                   THEN (extract(epoch FROM expires_at - clock_timestamp()) * 1000)::bigint END \
              FROM postrider.lease WHERE slot >= 0 ORDER BY group_name, slot",
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.own)
         .await
         .map_err(db)?;
         rows.iter()

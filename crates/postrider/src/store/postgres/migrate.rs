@@ -30,13 +30,13 @@ const MIGRATE_LOCK: i64 = 7_062_611_490_211_870_001;
 impl Migrate for PostgresStore {
     async fn schema(&self) -> Result<SchemaState> {
         let exists: bool = sqlx::query("SELECT to_regclass('postrider.migration') IS NOT NULL")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.own)
             .await
             .and_then(|row| row.try_get(0))
             .map_err(db)?;
         let found = if exists {
             sqlx::query("SELECT coalesce(max(version), 0) FROM postrider.migration")
-                .fetch_one(&self.pool)
+                .fetch_one(&self.own)
                 .await
                 .and_then(|row| row.try_get(0))
                 .map_err(db)?
@@ -53,7 +53,7 @@ impl Migrate for PostgresStore {
         }
         let mut applied = Vec::new();
         if state.found < state.needed {
-            let mut tx = self.pool.begin().await.map_err(db)?;
+            let mut tx = self.own.begin().await.map_err(db)?;
             sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(MIGRATE_LOCK).execute(&mut *tx).await.map_err(db)?;
             sqlx::raw_sql(RECORD).execute(&mut *tx).await.map_err(db)?;
             // Another instance may have been faster while we waited for the lock.
@@ -77,7 +77,7 @@ impl Migrate for PostgresStore {
             }
             tx.commit().await.map_err(db)?;
         }
-        super::upkeep::create_partitions(&self.pool).await?;
+        super::upkeep::create_partitions(&self.own).await?;
         Ok(applied)
     }
 }

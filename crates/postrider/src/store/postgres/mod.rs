@@ -28,26 +28,39 @@ mod wake;
 pub use migrate::SCHEMA;
 pub use source::LogSource;
 
-/// Connections that one instance opens at most. The relay needs about four; the rest is for handlers.
+/// Connections for handlers' transactions.
 const CONNECTIONS_MAX: u32 = 20;
+/// Connections for the relay: reading, settling, leases, and two for the wake-up.
+const OWN_CONNECTIONS_MAX: u32 = 8;
 /// How long to wait for a free or new connection.
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
 
 /// The PostgreSQL store. Cheap to clone.
 #[derive(Clone)]
 pub struct PostgresStore {
+    /// For handlers' transactions and for what the application appends.
     pool: PgPool,
+    /// For everything of our own.
+    own: PgPool,
     wake: Arc<wake::Wake>,
 }
+
+/// Our statements are few, always the same, and must find their rows through an index however old the statistics are:
+/// a plan with a sequential scan or parallel workers takes a thousand times as long on a large outbox.
+const PLANNER: [(&str, &str); 5] = [
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    ("max_parallel_workers_per_gather", "0"),
+    ("jit", "off"),
+];
 
 impl PostgresStore {
     /// Connects, and fails with a clear error when that is not possible.
     pub async fn connect(url: &str) -> Result<Self> {
         let options = PgConnectOptions::from_str(url)
             .map_err(|error| Error::new(Kind::Config, "the PostgreSQL URL is not valid").with_source(error))?
-            .application_name("postrider")
-            // The relay's statements are few and always the same; planning each anew would cost more than running it.
-            .options([("plan_cache_mode", "force_generic_plan")]);
+            .application_name("postrider");
         // A pool tries again until its time-out and then says only that; one connection says why.
         let place = format!("{}:{}/{}", options.get_host(), options.get_port(), options.get_database().unwrap_or(""));
         let said = |error| error::db(error).context(format!("PostgreSQL at {place}"));
@@ -59,9 +72,17 @@ impl PostgresStore {
         Ok(Self::new(pool))
     }
 
-    /// A store on a pool that the caller already has.
+    /// A store on a pool that the caller already has. The relay's own statements go over a second, small pool to the same
+    /// database, because they need other planner settings.
     pub fn new(pool: PgPool) -> Self {
-        Self { wake: Arc::new(wake::Wake::new(pool.clone())), pool }
+        let options = pool.connect_options().as_ref().clone().options(PLANNER);
+        let own = PgPoolOptions::new()
+            .max_connections(OWN_CONNECTIONS_MAX)
+            .acquire_timeout(CONNECT_WAIT)
+            // A ping before each statement would double the round trips; a broken connection is an error like any other.
+            .test_before_acquire(false)
+            .connect_lazy_with(options);
+        Self { wake: Arc::new(wake::Wake::new(own.clone())), pool, own }
     }
 
     /// The pool, for the caller's own queries.
@@ -82,6 +103,7 @@ impl Store for PostgresStore {
 
     async fn close(&self) {
         self.wake.close().await;
+        self.own.close().await;
         self.pool.close().await;
     }
 }

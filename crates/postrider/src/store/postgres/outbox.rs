@@ -84,11 +84,11 @@ impl OutboxStore for PostgresStore {
         if from_start {
             return Ok(super::source::start());
         }
-        let row = sqlx::query("SELECT pg_current_snapshot()::text").fetch_one(&self.pool).await.map_err(db)?;
+        let row = sqlx::query("SELECT pg_current_snapshot()::text").fetch_one(&self.own).await.map_err(db)?;
         Ok(Position { done: row.try_get(0).map_err(db)?, target: None, last_id: 0 })
     }
 
     async fn tail(&self, from: &Position, limit: usize) -> Result<Page> {
-        super::source::read(&self.pool, super::source::LaneFilter::ALL, from, limit).await
+        super::source::read(&self.own, super::source::LaneFilter::ALL, from, limit).await
     }
 }

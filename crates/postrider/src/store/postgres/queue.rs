@@ -39,7 +39,7 @@ impl Queue for PostgresStore {
         let columns = Columns::of(batch.iter().map(Arc::as_ref));
         let hashes: Vec<i64> = batch.iter().map(|event| i64::from(topic::event_hash(event))).collect();
         let payloads: Vec<&[u8]> = batch.iter().map(|event| event.payload.as_ref()).collect();
-        let mut tx = self.pool.begin().await.map_err(db)?;
+        let mut tx = self.own.begin().await.map_err(db)?;
         sqlx::query("SELECT pg_advisory_xact_lock($1), pg_notify($2, '')")
             .bind(APPEND_LOCK)
             .bind(super::wake::QUEUE)
@@ -70,7 +70,7 @@ impl Queue for PostgresStore {
     }
 
     async fn open(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<i64> {
-        let mut tx = self.pool.begin().await.map_err(db)?;
+        let mut tx = self.own.begin().await.map_err(db)?;
         sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($1, 7062611490211871))")
             .bind(&consumer.name)
             .execute(&mut *tx)
@@ -118,7 +118,7 @@ impl Queue for PostgresStore {
 
     async fn read(&self, consumer: &ConsumerSpec, slot: u32, offset: i64, limit: usize) -> Result<(Vec<Message>, i64)> {
         let end: Option<i64> = sqlx::query("SELECT max(\"offset\") FROM postrider.message")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.own)
             .await
             .and_then(|row| row.try_get(0))
             .map_err(db)?;
@@ -132,7 +132,7 @@ impl Queue for PostgresStore {
             .bind(i64::from(consumer.slots))
             .bind(i64::from(slot))
             .bind(end)
-            .fetch_all(&self.pool)
+            .fetch_all(&self.own)
             .await
             .map_err(db)?;
         let mut messages = Vec::with_capacity(rows.len());
@@ -155,7 +155,7 @@ impl Queue for PostgresStore {
         .bind(lease.slot as i32)
         .bind(lease.epoch)
         .bind(offset)
-        .execute(&self.pool)
+        .execute(&self.own)
         .await
         .map_err(db)?;
         if result.rows_affected() == 1 { Ok(()) } else { Err(lease_lost(consumer, lease)) }

@@ -99,7 +99,7 @@ pub struct LogSource {
 impl LogSource {
     /// The outbox as a source for one destination.
     pub fn new(store: &PostgresStore, destination: &str, lanes: u32) -> Self {
-        Self { pool: store.pool.clone(), wake: store.wake.clone(), destination: destination.to_owned(), lanes }
+        Self { pool: store.own.clone(), wake: store.wake.clone(), destination: destination.to_owned(), lanes }
     }
 
     fn filter(&self, lease: &Lease) -> LaneFilter {

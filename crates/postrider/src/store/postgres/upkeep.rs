@@ -23,7 +23,7 @@ const CHUNKS_MAX: u32 = 20;
 impl Upkeep for PostgresStore {
     async fn maintain(&self, retention: &Retention) -> Result<UpkeepReport> {
         let mut report = UpkeepReport::default();
-        let mut guard = self.pool.begin().await.map_err(db)?;
+        let mut guard = self.own.begin().await.map_err(db)?;
         let is_ours: bool = sqlx::query("SELECT pg_try_advisory_xact_lock($1)")
             .bind(UPKEEP_LOCK)
             .fetch_one(&mut *guard)
@@ -31,8 +31,8 @@ impl Upkeep for PostgresStore {
             .and_then(|row| row.try_get(0))
             .map_err(db)?;
         if is_ours {
-            report.partitions_created = create_partitions(&self.pool).await?;
-            report.partitions_dropped = drop_partitions(&self.pool, retention.outbox).await?;
+            report.partitions_created = create_partitions(&self.own).await?;
+            report.partitions_dropped = drop_partitions(&self.own, retention.outbox).await?;
             report.outbox_deleted = self.delete(DELETE_DEFAULT, retention.outbox).await?;
             report.inbox_deleted = self.delete(DELETE_INBOX, retention.inbox).await?;
             report.queue_deleted = self.delete(DELETE_QUEUE, retention.queue).await?;
@@ -47,7 +47,7 @@ impl Upkeep for PostgresStore {
             "SELECT lane, lanes, done::text, target::text, last_id FROM postrider.lane WHERE destination = $1",
         )
         .bind(destination)
-        .fetch_all(&self.pool)
+        .fetch_all(&self.own)
         .await
         .map_err(db)?;
         let mut backlog = Backlog::default();
@@ -71,7 +71,7 @@ impl Upkeep for PostgresStore {
              FROM postrider.parked WHERE destination = $1 GROUP BY state",
         )
         .bind(destination)
-        .fetch_all(&self.pool)
+        .fetch_all(&self.own)
         .await
         .map_err(db)?;
         for row in &parked {
@@ -126,7 +126,7 @@ impl PostgresStore {
         let mut deleted = 0;
         for _ in 0..CHUNKS_MAX {
             let result =
-                sqlx::query(statement).bind(age.as_secs_f64()).bind(CHUNK).execute(&self.pool).await.map_err(db)?;
+                sqlx::query(statement).bind(age.as_secs_f64()).bind(CHUNK).execute(&self.own).await.map_err(db)?;
             deleted += result.rows_affected();
             if result.rows_affected() < CHUNK as u64 {
                 break;
@@ -151,7 +151,7 @@ impl PostgresStore {
             .bind(BACKLOG_COUNT_MAX as i64)
             .bind(last_id)
             .bind(target)
-            .fetch_one(&self.pool)
+            .fetch_one(&self.own)
             .await
             .map_err(db)?;
         let count = row.try_get::<i64, _>(0).map_err(db)? as u64;

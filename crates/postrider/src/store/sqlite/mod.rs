@@ -170,6 +170,8 @@ fn writer_pool() -> SqlitePoolOptions {
     SqlitePoolOptions::new()
         .max_connections(1)
         .acquire_timeout(ACQUIRE_TIMEOUT)
+        // Waiting for the writer is how writers take turns here; sqlx would warn of it after two seconds.
+        .acquire_slow_threshold(ACQUIRE_TIMEOUT)
         .idle_timeout(None)
         .max_lifetime(None)
         .test_before_acquire(false)
