@@ -20,7 +20,7 @@ fn demo_survives_its_crashes_and_proves_it() {
     assert!(proof["rolled_back"].as_u64().unwrap() > 0, "{out}");
     for group in proof["groups"].as_array().unwrap() {
         assert_eq!(group["applied"], 1000, "{out}");
-        for figure in ["lost", "doubled", "reordered", "rolled_back"] {
+        for figure in ["lost", "doubled", "reordered", "phantom"] {
             assert_eq!(group[figure], 0, "{figure}: {out}");
         }
     }

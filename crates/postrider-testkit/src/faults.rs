@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use postrider::broker::{Batching, Broker, Subscription};
+use postrider::broker::{Batching, Broker, Delivery, Subscription};
 use postrider::doctor::Finding;
 use postrider::error::{Error, Kind, Result};
 use postrider::event::Event;
@@ -44,6 +44,65 @@ impl<I: Inbox> Inbox for FailingCommits<I> {
     }
     async fn rollback(&self, tx: I::Tx) -> Result<()> {
         self.inner.rollback(tx).await
+    }
+}
+
+/// A broker whose first subscriptions end with an error after one message.
+pub struct EndingSubscriptions {
+    inner: Arc<dyn Broker>,
+    left: AtomicU32,
+}
+
+impl EndingSubscriptions {
+    /// Ends `times` subscriptions.
+    pub fn new(inner: Arc<dyn Broker>, times: u32) -> Self {
+        Self { inner, left: AtomicU32::new(times) }
+    }
+}
+
+struct EndingSubscription {
+    inner: Box<dyn Subscription>,
+    delivered: u32,
+}
+
+#[async_trait]
+impl Subscription for EndingSubscription {
+    async fn next(&mut self) -> Result<Delivery> {
+        if self.delivered == 1 {
+            return Err(Error::new(Kind::Unavailable, "the connection was lost"));
+        }
+        let delivery = self.inner.next().await?;
+        self.delivered += 1;
+        Ok(delivery)
+    }
+    async fn ack(&mut self, tag: u64) -> Result<()> {
+        self.inner.ack(tag).await
+    }
+}
+
+#[async_trait]
+impl Broker for EndingSubscriptions {
+    fn batching(&self) -> Batching {
+        self.inner.batching()
+    }
+    fn check(&self, event: &Event) -> Result<()> {
+        self.inner.check(event)
+    }
+    async fn publish(&self, batch: &[Arc<Event>]) -> Vec<Result<()>> {
+        self.inner.publish(batch).await
+    }
+    fn blocked(&self) -> Option<String> {
+        self.inner.blocked()
+    }
+    async fn subscribe(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<Box<dyn Subscription>> {
+        let inner = self.inner.subscribe(consumer, lease).await?;
+        match self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) {
+            Ok(_) => Ok(Box::new(EndingSubscription { inner, delivered: 0 })),
+            Err(_) => Ok(inner),
+        }
+    }
+    async fn inspect(&self) -> Result<Vec<Finding>> {
+        self.inner.inspect().await
     }
 }
 

@@ -31,6 +31,7 @@ suite!(
         a_slot_has_one_holder,
         an_expired_slot_is_taken_over,
         an_expired_lease_that_nobody_took_is_renewed,
+        a_lease_from_a_wrong_clock_is_taken_over,
         what_is_given_back_is_free_at_once,
         members_are_counted_while_they_live,
         members_share_the_slots,
@@ -46,6 +47,7 @@ suite!(
         a_panicking_handler_is_given_the_event_again,
         an_unapplied_event_survives_the_instance,
         a_failed_commit_is_tried_again,
+        a_failing_event_does_not_outlive_its_subscription,
         each_key_keeps_its_order_at_any_concurrency,
     ]
 );
@@ -64,3 +66,132 @@ suite!(
         lanes_are_shared_between_instances,
     ]
 );
+
+/// What only PostgreSQL can do to us.
+mod postgres_only {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+    use postrider::broker::Broker;
+    use postrider::broker::embedded::Embedded;
+    use postrider::event::Event;
+    use postrider::handler::{Consumer, ConsumerSpec, Handler, HandlerError};
+    use postrider::outbox::OutboxStore;
+    use postrider::store::Store;
+    use postrider::upkeep::{Retention, Upkeep};
+    use postrider_testkit::conformance::bed::{Bed, PostgresBed, event};
+    use sqlx::{Postgres, Transaction};
+    use tokio_util::sync::CancellationToken;
+
+    /// Ignores a failed statement the first time, as programs do.
+    struct Careless(std::sync::atomic::AtomicBool);
+
+    #[async_trait]
+    impl Handler<Transaction<'static, Postgres>> for Careless {
+        async fn handle(&self, tx: &mut Transaction<'static, Postgres>, event: &Event) -> Result<(), HandlerError> {
+            PostgresBed::write_effect(tx, "c", &event.id().to_string()).await?;
+            if !self.0.swap(true, std::sync::atomic::Ordering::SeqCst) {
+                let _ = sqlx::query("SELECT 1 / 0").execute(&mut **tx).await;
+            }
+            Ok(())
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_handler_that_swallows_an_sql_error_loses_nothing() {
+        let bed = PostgresBed::new().await;
+        let store = Arc::new(bed.store().clone());
+        let broker = Arc::new(Embedded::new(store.clone()));
+        assert!(broker.publish(&[Arc::new(event("k", "a"))]).await.iter().all(Result::is_ok));
+        let stop = CancellationToken::new();
+        let spec = ConsumerSpec::new("c", &["#"]);
+        let consumer = Consumer::new(spec, broker, store.clone(), store, Careless(Default::default())).expect("valid");
+        let task = tokio::spawn(consumer.run(stop.clone()));
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while bed.effects("c").await.is_empty() {
+            assert!(tokio::time::Instant::now() < deadline, "acked without an effect");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        stop.cancel();
+        task.await.expect("no panic").expect("stops well");
+        assert_eq!(bed.effects("c").await.len(), 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_position_ahead_of_the_database_is_refused() {
+        let bed = PostgresBed::new().await;
+        let (source, lease) = (bed.source(1), bed.lease(0).await);
+        source.open(&lease).await.expect("opens");
+        sqlx::query("UPDATE postrider.lane SET done = '99999999:99999999:'")
+            .execute(bed.store().pool())
+            .await
+            .expect("as after a restore");
+        let error = source.open(&lease).await.expect_err("the position is from another life");
+        assert_eq!(error.kind(), postrider::Kind::Mismatch);
+        assert!(error.remedy().contains("runbook"));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_lane_whose_connection_died_starts_over_from_disk() {
+        let bed = PostgresBed::new().await;
+        let (source, lease) = (bed.source(1), bed.lease(0).await);
+        let position = source.open(&lease).await.expect("opens").position;
+        sqlx::query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()")
+            .execute(bed.store().pool())
+            .await
+            .expect("terminated");
+        source.read(&lease, &position, 10).await.expect_err("the connection is gone");
+        source.read(&lease, &position, 10).await.expect_err("no other one may stand in for it");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn upkeep_makes_partitions_and_drops_published_ones() {
+        let bed = PostgresBed::new().await;
+        let pool = bed.store().pool();
+        let partitions: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_inherits WHERE inhparent = 'postrider.outbox'::regclass")
+            .fetch_one(pool)
+            .await
+            .expect("answers");
+        assert_eq!(partitions, 5, "today, three days ahead, and the default");
+        sqlx::raw_sql("CREATE TABLE postrider.outbox_20200101 PARTITION OF postrider.outbox FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')")
+            .execute(pool)
+            .await
+            .expect("an old partition");
+        let old = chrono::DateTime::from_timestamp(1_577_880_000, 0).expect("2020-01-01 12:00");
+        let old = event("k", "old").rebuild().time(old).build().expect("valid");
+        bed.store().enqueue(&[old]).await.expect("enqueued");
+        assert_eq!(bed.store().maintain(&Retention::default()).await.expect("runs").partitions_dropped, 0);
+        let (source, lease) = (bed.store().source("default", 1), bed.lease(0).await);
+        let position = source.open(&lease).await.expect("opens").position;
+        let page = source.read(&lease, &position, 10).await.expect("reads");
+        assert_eq!(page.rows.len(), 1);
+        let settlement = postrider::source::Settlement { position: Some(page.next), ..Default::default() };
+        source.settle(&lease, &settlement).await.expect("settles");
+        assert_eq!(bed.store().maintain(&Retention::default()).await.expect("runs").partitions_dropped, 1);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn plain_sql_and_the_function_both_enqueue() {
+        let bed = PostgresBed::new().await;
+        let pool = bed.store().pool();
+        sqlx::raw_sql(
+            "INSERT INTO postrider.outbox (topic, key, type, payload) VALUES ('a.b', 'k', 't', '{\"n\": 1.10}'); \
+             SELECT postrider.enqueue('a.b', 't', '{\"n\": 2}', key => 'k', headers => '{\"x\": \"y\"}', tenant => 'acme')",
+        )
+        .execute(pool)
+        .await
+        .expect("both work");
+        let start = bed.store().position(true).await.expect("answers");
+        let page = bed.store().tail(&start, 10).await.expect("answers");
+        let events: Vec<&Event> = page.rows.iter().map(|row| row.event.as_ref().expect("an event")).collect();
+        assert_eq!(events[0].payload().as_ref(), br#"{"n": 1.10}"#, "the text is kept as it was written");
+        assert_eq!(events[0].id().get_version_num(), 7);
+        assert_eq!((events[1].tenant(), events[1].headers()["x"].as_str()), (Some("acme"), "y"));
+        for bad in ["SELECT postrider.enqueue('', 't', '{}')", "SELECT postrider.enqueue('a', 't', '{bad')",
+            "SELECT postrider.enqueue('a', 't', '{}', headers => '{\"x\": 1}')",
+            "INSERT INTO postrider.outbox (topic, type, payload) VALUES ('', 't', '{}')"] {
+            sqlx::raw_sql(bad).execute(pool).await.expect_err(bad);
+        }
+    }
+}

@@ -28,6 +28,7 @@ suite!(
         a_slot_has_one_holder,
         an_expired_slot_is_taken_over,
         an_expired_lease_that_nobody_took_is_renewed,
+        a_lease_from_a_wrong_clock_is_taken_over,
         what_is_given_back_is_free_at_once,
         members_are_counted_while_they_live,
         members_share_the_slots,
@@ -43,6 +44,7 @@ suite!(
         a_panicking_handler_is_given_the_event_again,
         an_unapplied_event_survives_the_instance,
         a_failed_commit_is_tried_again,
+        a_failing_event_does_not_outlive_its_subscription,
         each_key_keeps_its_order_at_any_concurrency,
     ]
 );

@@ -15,7 +15,8 @@ use async_trait::async_trait;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
+use crate::task;
 
 /// The right to work on one slot of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -140,7 +141,7 @@ impl Share {
     /// time is over by our own clock.
     pub async fn run_once(&mut self) -> Result<Change> {
         let asked_at = Instant::now();
-        let roll = match self.leases.call_in(&self.group, &self.owner, &self.held, self.times.ttl).await {
+        let roll = match self.call_in().await {
             Ok(roll) => roll,
             Err(error) => {
                 if Instant::now() >= self.valid_until && !self.held.is_empty() {
@@ -183,6 +184,17 @@ impl Share {
         Ok(change)
     }
 
+    /// Bounded, so that a database that hangs cannot keep us from noticing that our leases are over.
+    async fn call_in(&self) -> Result<Roll> {
+        let (leases, group, owner) = (self.leases.clone(), self.group.clone(), self.owner.clone());
+        let (held, ttl) = (self.held.clone(), self.times.ttl);
+        let call = task::start(async move { leases.call_in(&group, &owner, &held, ttl).await });
+        match tokio::time::timeout(self.times.ttl, call).await {
+            Ok(result) => result.map_err(task::ended)?,
+            Err(_) => Err(Error::new(Kind::Unavailable, "the database did not renew our leases in time")),
+        }
+    }
+
     /// Runs one task per held slot until `stop`: starts it when the slot is gained, cancels it when the slot is lost or
     /// more than our share, and gives slots back only after their task has ended. A task that ends by itself frees its
     /// slot for anyone.
@@ -192,22 +204,21 @@ impl Share {
         mut start: impl FnMut(Lease, CancellationToken) -> JoinHandle<()>,
     ) -> Result<()> {
         let mut running: HashMap<Lease, (CancellationToken, JoinHandle<()>)> = HashMap::new();
+        // Tasks that were told to end. Nothing here waits for them: the other leases must be renewed meanwhile.
+        let mut ending: Vec<(Lease, JoinHandle<()>)> = Vec::new();
         while !stop.is_cancelled() {
-            let ended: Vec<Lease> =
-                running.iter().filter(|(_, (_, task))| task.is_finished()).map(|(lease, _)| lease.clone()).collect();
-            for lease in ended {
-                running.remove(&lease);
+            ending.extend(running.extract_if(|_, (_, task)| task.is_finished()).map(|(lease, (_, task))| (lease, task)));
+            for (lease, _) in ending.extract_if(.., |(_, task)| task.is_finished()) {
                 self.free(&lease).await;
             }
             match self.run_once().await {
                 Ok(change) => {
-                    for lease in change.lost {
-                        tracing::warn!(group = %self.group, slot = lease.slot, epoch = lease.epoch, "lease lost");
-                        end(&mut running, &lease).await;
-                    }
-                    for lease in change.excess {
-                        end(&mut running, &lease).await;
-                        self.free(&lease).await;
+                    for lease in change.lost.iter().chain(&change.excess) {
+                        tracing::warn!(group = %self.group, slot = lease.slot, epoch = lease.epoch, "lease ends");
+                        if let Some((token, task)) = running.remove(lease) {
+                            token.cancel();
+                            ending.push((lease.clone(), task));
+                        }
                     }
                     for lease in change.gained {
                         tracing::info!(group = %self.group, slot = lease.slot, epoch = lease.epoch, "lease taken");
@@ -224,14 +235,16 @@ impl Share {
                 () = tokio::time::sleep(self.times.interval()) => {}
             }
         }
-        for (token, _) in running.values() {
+        for (lease, (token, task)) in running {
             token.cancel();
+            ending.push((lease, task));
         }
-        for (_, (_, task)) in running.drain() {
-            let _ = tokio::time::timeout(STOP_WAIT, task).await;
-        }
-        for lease in std::mem::take(&mut self.held) {
-            self.leases.give_back(&lease).await?;
+        let deadline = tokio::time::Instant::now() + STOP_WAIT;
+        for (lease, task) in ending {
+            // Still working at the deadline: the lease is left to expire, so that nobody takes over too early.
+            if tokio::time::timeout_at(deadline, task).await.is_ok() {
+                self.free(&lease).await;
+            }
         }
         self.leases.leave(&self.group, &self.owner).await
     }
@@ -245,15 +258,8 @@ impl Share {
     }
 }
 
-/// How long a stop waits for a slot's task. Whatever it has not finished by then is done again by the next holder.
+/// How long a stop waits for the tasks. Whatever they have not finished by then is done again by the next holder.
 const STOP_WAIT: Duration = Duration::from_secs(20);
-
-async fn end(running: &mut HashMap<Lease, (CancellationToken, JoinHandle<()>)>, lease: &Lease) {
-    if let Some((token, task)) = running.remove(lease) {
-        token.cancel();
-        let _ = tokio::time::timeout(STOP_WAIT, task).await;
-    }
-}
 
 /// A name for this process that no other has: host, process id and a random part.
 pub fn instance_name() -> String {

@@ -22,12 +22,14 @@ use super::bed::{Bed, Tx, event, name};
 struct Flaky<B> {
     failures_left: AtomicU32,
     panics: bool,
+    /// Whether an event of this name always fails.
+    poison: bool,
     bed: PhantomData<fn() -> B>,
 }
 
 impl<B> Flaky<B> {
     fn failing(times: u32) -> Self {
-        Self { failures_left: AtomicU32::new(times), panics: false, bed: PhantomData }
+        Self { failures_left: AtomicU32::new(times), panics: false, poison: false, bed: PhantomData }
     }
 }
 
@@ -37,6 +39,9 @@ impl<B: Bed> Handler<Tx<B>> for Flaky<B> {
         // Before the failure: the effect must be rolled back with it.
         B::write_effect(tx, "c", &name(event)).await?;
         let left = self.failures_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if self.poison && name(event) == "poison" {
+            return Err("poison".into());
+        }
         if left.is_ok() {
             assert!(!self.panics, "a handler that panics");
             return Err("not yet".into());
@@ -164,4 +169,13 @@ pub async fn each_key_keeps_its_order_at_any_concurrency(bed: &impl Bed) {
     assert_eq!(effects.len(), 120);
     effects.sort_by_key(|name| name[..2].to_owned());
     assert!(effects.is_sorted(), "a key lost its order");
+}
+
+/// An event that fails for ever does not keep the consumer from subscribing again: other keys flow on.
+pub async fn a_failing_event_does_not_outlive_its_subscription(bed: &impl Bed) {
+    let Parts { inbox, broker } = real(bed);
+    let parts = Parts { inbox, broker: Arc::new(crate::faults::EndingSubscriptions::new(broker, 3)) };
+    publish(&parts.broker, &[event("poison", "poison"), event("k", "a"), event("k", "b")]).await;
+    run_until(bed, &parts, Flaky { poison: true, ..Flaky::failing(0) }, 2, APPLIED).await;
+    assert_eq!(bed.effects("c").await, ["a", "b"]);
 }

@@ -36,6 +36,14 @@ pub async fn an_expired_lease_that_nobody_took_is_renewed(bed: &impl Bed) {
     assert_eq!(store.take("g", 0, "b", TTL).await.expect("answers"), None);
 }
 
+/// A lease from a time when the clock was wrong does not keep a slot for years.
+pub async fn a_lease_from_a_wrong_clock_is_taken_over(bed: &impl Bed) {
+    let store = bed.store();
+    store.take("g", 0, "a", Duration::from_secs(10 * 365 * 86_400)).await.expect("answers").expect("free");
+    assert!(!store.call_in("g", "b", &[], TTL).await.expect("answers").taken.contains(&0));
+    assert!(store.take("g", 0, "b", TTL).await.expect("answers").is_some());
+}
+
 /// What is given back is free at once; what is not ours cannot be given back.
 pub async fn what_is_given_back_is_free_at_once(bed: &impl Bed) {
     let store = bed.store();

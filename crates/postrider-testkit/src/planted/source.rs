@@ -89,6 +89,10 @@ impl Source for PlantedSource {
         self.inner.due(lease, limit).await
     }
 
+    async fn close(&self, lease: &Lease) {
+        self.inner.close(lease).await;
+    }
+
     async fn set_asleep(&self, lease: &Lease, is_asleep: bool) -> Result<()> {
         self.inner.set_asleep(lease, is_asleep).await
     }

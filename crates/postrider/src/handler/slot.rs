@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +15,7 @@ use crate::inbox::Inbox;
 use crate::lease::Lease;
 use crate::metrics;
 use crate::relay::Backoff;
+use crate::task;
 
 pub(super) struct SlotRun<I: Inbox> {
     pub spec: ConsumerSpec,
@@ -71,10 +73,14 @@ async fn consume<I: Inbox>(
 ) -> Result<()> {
     let mut desk = Desk::default();
     let mut handlers: JoinSet<Finished> = JoinSet::new();
+    let turns = Arc::new(Semaphore::new(usize::from(run.spec.concurrency)));
+    // Ends the waits between attempts when the subscription ends: what is not applied is delivered again.
+    let over = stop.child_token();
     let outcome = loop {
-        while handlers.len() < usize::from(run.spec.concurrency) {
-            let Some((tag, event)) = desk.next() else { break };
-            handlers.spawn(apply(run.clone(), tag, event, stop.clone()));
+        // At most `prefetch` of them; how many handlers run at once is the semaphore's business, so that events that wait
+        // for their next attempt take no turn away from others.
+        while let Some((tag, event)) = desk.next() {
+            handlers.spawn(apply(run.clone(), turns.clone(), tag, event, over.clone()));
         }
         tokio::select! {
             biased;
@@ -96,6 +102,7 @@ async fn consume<I: Inbox>(
             },
         }
     };
+    over.cancel();
     // Effects that commit now are acked if the subscription still lives; otherwise the inbox knows them.
     while let Some(finished) = handlers.join_next().await {
         let _ = settle(&mut desk, subscription, finished).await;
@@ -108,8 +115,7 @@ async fn settle(
     subscription: &mut dyn Subscription,
     finished: Result<Finished, tokio::task::JoinError>,
 ) -> Result<()> {
-    let (key, tag, is_applied) = finished
-        .map_err(|error| Error::new(Kind::Other, "a consumer task ended unexpectedly").with_source(error))?;
+    let (key, tag, is_applied) = finished.map_err(task::ended)?;
     if is_applied {
         desk.finished(key);
         subscription.ack(tag).await?;
@@ -119,13 +125,25 @@ async fn settle(
 
 /// Gives the event to the handler until it succeeds or a stop is asked for. The boolean says whether the effect is
 /// committed.
-async fn apply<I: Inbox>(run: SlotRun<I>, tag: u64, event: Event, stop: CancellationToken) -> Finished {
+async fn apply<I: Inbox>(
+    run: SlotRun<I>,
+    turns: Arc<Semaphore>,
+    tag: u64,
+    event: Event,
+    stop: CancellationToken,
+) -> Finished {
     let key = event.key.clone();
     let event = Arc::new(event);
     let mut attempts = 0u32;
     loop {
+        // The semaphore is never closed, so there is always a turn.
+        let turn = turns.acquire().await;
+        if stop.is_cancelled() {
+            return (key, tag, false);
+        }
         // A task of its own, so that a panic in a handler is one more error.
         let attempt = tokio::spawn(apply_once(run.clone(), event.clone())).await;
+        drop(turn);
         let error = match attempt {
             Ok(Ok(())) => return (key, tag, true),
             Ok(Err(error)) => error,

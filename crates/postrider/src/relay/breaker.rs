@@ -40,7 +40,10 @@ pub enum BreakerState {
         reason: String,
     },
     /// One probe is under way.
-    Probing,
+    Probing {
+        /// When it was let through; a probe that never reports must not stop everything for ever.
+        since: Instant,
+    },
 }
 
 /// What may pass now.
@@ -89,7 +92,7 @@ impl Breaker {
         match (&self.blocked, &self.state) {
             (Some(reason), _) => Some(reason.clone()),
             (None, BreakerState::Open { reason, .. }) => Some(reason.clone()),
-            (None, BreakerState::Probing | BreakerState::Closed) => None,
+            (None, BreakerState::Probing { .. } | BreakerState::Closed) => None,
         }
     }
 
@@ -113,10 +116,10 @@ impl Breaker {
         }
         match &self.state {
             BreakerState::Closed => Permit::All,
-            BreakerState::Probing => Permit::None(None),
+            BreakerState::Probing { since } if now < *since + self.settings.open => Permit::None(None),
             BreakerState::Open { until, .. } if now < *until => Permit::None(Some(*until)),
-            BreakerState::Open { .. } => {
-                self.state = BreakerState::Probing;
+            BreakerState::Probing { .. } | BreakerState::Open { .. } => {
+                self.state = BreakerState::Probing { since: now };
                 Permit::Probe
             }
         }
@@ -135,7 +138,8 @@ impl Breaker {
     /// A call that began at `began` failed because of the destination. Calls that were under way together fail
     /// together; they count as one.
     pub fn failed(&mut self, began: Instant, now: Instant, reason: &str) {
-        if self.last_failed.is_some_and(|last| began < last) {
+        let is_probe_bad = matches!(self.state, BreakerState::Probing { .. });
+        if !is_probe_bad && self.last_failed.is_some_and(|last| began < last) {
             return;
         }
         self.last_failed = Some(now);
@@ -144,7 +148,6 @@ impl Breaker {
         let failed = self.recent.iter().filter(|is_ok| !**is_ok).count();
         let is_ratio_bad = self.recent.len() >= self.settings.calls_min
             && failed as f64 >= self.settings.ratio * self.recent.len() as f64;
-        let is_probe_bad = self.state == BreakerState::Probing;
         if is_probe_bad || self.in_a_row >= self.settings.failures || is_ratio_bad {
             self.state = BreakerState::Open { until: now + self.settings.open, reason: reason.to_owned() };
         }
@@ -208,6 +211,18 @@ mod tests {
         assert_eq!(breaker.permit(start + 120 * SECOND), Permit::Probe);
         breaker.succeeded();
         assert_eq!(breaker.permit(start + 120 * SECOND), Permit::All);
+    }
+
+    #[test]
+    fn a_probe_that_never_reports_is_repeated() {
+        let mut breaker = Breaker::new(BreakerSettings::default());
+        let start = Instant::now();
+        for _ in 0..5 {
+            breaker.failed(start, start, "down");
+        }
+        assert_eq!(breaker.permit(start + 60 * SECOND), Permit::Probe);
+        assert_eq!(breaker.permit(start + 119 * SECOND), Permit::None(None));
+        assert_eq!(breaker.permit(start + 120 * SECOND), Permit::Probe);
     }
 
     #[test]

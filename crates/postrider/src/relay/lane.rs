@@ -37,10 +37,6 @@ const DRAIN_WAIT: Duration = Duration::from_secs(10);
 /// the usual restart of a broker.
 const OUTAGE: Backoff =
     Backoff { base: Duration::from_millis(200), max: Duration::from_secs(5), jitter: Duration::from_millis(200) };
-/// Waits between database calls that fail.
-const STORE_OUTAGE: Backoff =
-    Backoff { base: Duration::from_millis(100), max: Duration::from_secs(2), jitter: Duration::from_millis(200) };
-
 pub(super) struct Lane {
     pub destination: String,
     pub lease: Lease,
@@ -51,44 +47,26 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Works until `stop` or until the lease is lost.
+    /// Works until `stop`, until the lease is lost, or until an error. After an error the lease is given back and taken
+    /// anew: with the new epoch, a statement of the old run that was left to its fate can do no harm.
     pub async fn run(self, stop: CancellationToken) {
         metrics::lanes_held(&self.destination, 1.0);
-        let destination = self.destination.clone();
-        let lane = self.lease.slot;
-        let mut failures = 0;
-        loop {
-            // Everything in memory is built anew from what is on disk, so any error may simply start over.
-            let mut run = match Run::open(&self).await {
-                Ok(run) => run,
-                Err(error) if error.kind() == Kind::LeaseLost => break,
-                Err(error) => {
-                    failures += 1;
-                    tracing::warn!(destination = %self.destination, lane, error_type = error.kind().as_str(), %error,
-                        causes = ?error.causes(), remedy = error.remedy(), "cannot open the lane");
-                    if STORE_OUTAGE.wait(failures, &stop).await {
-                        continue;
-                    }
-                    break;
-                }
-            };
-            match run.work(&stop, &mut failures).await {
-                Ok(()) => break,
-                Err(error) if error.kind() == Kind::LeaseLost => {
-                    tracing::warn!(destination = %destination, lane, "another instance has taken over the lane");
-                    break;
-                }
-                Err(error) => {
-                    failures += 1;
-                    tracing::warn!(destination = %destination, lane, error_type = error.kind().as_str(), %error,
-                        causes = ?error.causes(), remedy = error.remedy(), "the lane starts over from its position");
-                }
+        let result = match Run::open(&self).await {
+            Ok(mut run) => run.work(&stop).await,
+            Err(error) => Err(error),
+        };
+        metrics::lanes_held(&self.destination, -1.0);
+        let (destination, lane) = (&self.destination, self.lease.slot);
+        match result {
+            Ok(()) => {}
+            Err(error) if error.kind() == Kind::LeaseLost => {
+                tracing::warn!(destination, lane, "another instance has taken over the lane");
             }
-            if !STORE_OUTAGE.wait(failures, &stop).await {
-                break;
+            Err(error) => {
+                tracing::warn!(destination, lane, error_type = error.kind().as_str(), %error,
+                    causes = ?error.causes(), remedy = error.remedy(), "the lane starts over from its position");
             }
         }
-        metrics::lanes_held(&destination, -1.0);
     }
 }
 
@@ -123,7 +101,8 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     async fn open(lane: &'a Lane) -> Result<Run<'a>> {
-        let opened = lane.source.open(&lane.lease).await?;
+        let (source, lease) = (lane.source.clone(), lane.lease.clone());
+        let opened = task::join(&mut Some(task::start(async move { source.open(&lease).await }))).await?;
         let backoff = lane.settings.backoff;
         let policy = RetryPolicy {
             attempts_max: lane.settings.attempts_max,
@@ -151,16 +130,25 @@ impl<'a> Run<'a> {
         })
     }
 
-    async fn work(&mut self, stop: &CancellationToken, failures: &mut u32) -> Result<()> {
-        let result = self.work_until(stop, failures).await;
+    async fn work(&mut self, stop: &CancellationToken) -> Result<()> {
+        let result = self.work_until(stop).await;
         // Publish calls under way run to their end, and the breaker hears of a probe, whatever ended the work.
         while let Some(batch) = self.batches.join_next().await {
-            self.published(batch.map_err(publish_task_ended)?);
+            match batch {
+                Ok(batch) => self.published(batch),
+                Err(error) => tracing::error!(%error, "a publish task ended unexpectedly"),
+            }
         }
+        // So do statements: one that is still under way must not come after those of the next run.
+        let _ = (end(&mut self.reading).await, end(&mut self.dueing).await, end(&mut self.settling).await);
+        if self.is_asleep {
+            self.lane.source.set_asleep(&self.lane.lease, false).await?;
+        }
+        self.lane.source.close(&self.lane.lease).await;
         result
     }
 
-    async fn work_until(&mut self, stop: &CancellationToken, failures: &mut u32) -> Result<()> {
+    async fn work_until(&mut self, stop: &CancellationToken) -> Result<()> {
         let mut drain_until = None;
         loop {
             let is_stopping = stop.is_cancelled();
@@ -177,18 +165,10 @@ impl<'a> Run<'a> {
                 page = task::join(&mut self.reading) => {
                     self.reading = None;
                     self.read(page?);
-                    *failures = 0;
                 }
                 due = task::join(&mut self.dueing) => {
                     self.dueing = None;
-                    let due = due?;
-                    if let Some((version, opened)) = due.keys {
-                        self.pipeline.set_parked(&opened, version);
-                        self.next_reopen = Instant::now() + REOPEN_EVERY;
-                    }
-                    let broker = &self.lane.broker;
-                    self.pipeline.accept_due(due.rows, |event| broker.check(event));
-                    self.next_due = Instant::now() + DUE_EVERY;
+                    self.take_due(due?);
                 }
                 settled = task::join(&mut self.settling) => {
                     self.settling = None;
@@ -196,7 +176,7 @@ impl<'a> Run<'a> {
                     self.last_settle = Instant::now();
                 }
                 Some(batch) = self.batches.join_next(), if !self.batches.is_empty() => {
-                    self.published(batch.map_err(publish_task_ended)?);
+                    self.published(batch.map_err(task::ended)?);
                 }
                 () = self.lane.source.woken(), if self.is_asleep && self.reading.is_none() => {
                     self.next_poll = Instant::now();
@@ -241,11 +221,11 @@ impl<'a> Run<'a> {
             };
             let batch = self.pipeline.take(size);
             self.singles = self.singles.saturating_sub(batch.len());
-            let broker = self.lane.broker.clone();
+            let (began, broker) = (Instant::now(), self.lane.broker.clone());
             self.batches.spawn(async move {
                 let events: Vec<_> = batch.iter().map(|item| item.event.clone()).collect();
                 let results = broker.publish(&events).await;
-                (now, batch, results)
+                (began, batch, results)
             });
         }
         now + self.lane.settings.poll
@@ -315,12 +295,15 @@ impl<'a> Run<'a> {
             let settlement = self.pipeline.settlement();
             self.settling = Some(self.settle(settlement));
         }
-        if self.pipeline.has_finished_page() { self.last_settle + SETTLE_EVERY } else { now + self.lane.settings.poll }
+        match self.settling.is_none() && self.pipeline.has_finished_page() {
+            true => self.last_settle + SETTLE_EVERY,
+            false => now + self.lane.settings.poll,
+        }
     }
 
     fn settle(&self, settlement: Settlement) -> JoinHandle<Result<()>> {
         let (source, lease) = (self.lane.source.clone(), self.lane.lease.clone());
-        tokio::spawn(async move { source.settle(&lease, &settlement).await })
+        task::start(async move { source.settle(&lease, &settlement).await })
     }
 
     fn start_reading(&mut self, now: Instant) -> Instant {
@@ -338,7 +321,7 @@ impl<'a> Run<'a> {
         if let Some(is_asleep) = change {
             self.is_asleep = is_asleep;
         }
-        self.reading = Some(tokio::spawn(async move {
+        self.reading = Some(task::start(async move {
             if let Some(is_asleep) = change {
                 source.set_asleep(&lease, is_asleep).await?;
             }
@@ -370,12 +353,15 @@ impl<'a> Run<'a> {
         if !self.pipeline.has_parked() || self.dueing.is_some() || self.settling.is_some() {
             return now + DUE_EVERY;
         }
-        if !self.pipeline.is_due_settled() || now < self.next_due {
-            return self.next_due.max(now + POLL_MIN);
+        if now < self.next_due {
+            return self.next_due;
+        }
+        if !self.pipeline.is_due_settled() {
+            return now + DUE_EVERY;
         }
         let (source, lease) = (self.lane.source.clone(), self.lane.lease.clone());
         let version = (now >= self.next_reopen).then(|| self.pipeline.parked_version());
-        self.dueing = Some(tokio::spawn(async move {
+        self.dueing = Some(task::start(async move {
             let keys = match version {
                 Some(version) => Some((version, source.open(&lease).await?)),
                 None => None,
@@ -385,28 +371,39 @@ impl<'a> Run<'a> {
         now + DUE_EVERY
     }
 
+    fn take_due(&mut self, due: Due) {
+        let now = Instant::now();
+        if let Some((version, opened)) = due.keys {
+            if self.pipeline.set_parked(&opened, version) {
+                self.next_reopen = now + REOPEN_EVERY;
+            }
+        }
+        // A full page means that there is more to come.
+        self.next_due = if due.rows.len() < DUE_LIMIT { now + DUE_EVERY } else { now };
+        let broker = &self.lane.broker;
+        self.pipeline.accept_due(due.rows, |event| broker.check(event));
+    }
+
     /// Lets every call under way end, and writes down what is known.
     async fn finish(&mut self) -> Result<()> {
         while let Some(batch) = self.batches.join_next().await {
-            self.published(batch.map_err(publish_task_ended)?);
+            self.published(batch.map_err(task::ended)?);
         }
-        if self.settling.is_some() {
-            task::join(&mut self.settling).await?;
-            self.settling = None;
-        }
+        end(&mut self.settling).await?;
         let settlement = self.pipeline.settlement();
         if !settlement.is_empty() {
             self.lane.source.settle(&self.lane.lease, &settlement).await?;
-        }
-        if self.is_asleep {
-            self.lane.source.set_asleep(&self.lane.lease, false).await?;
         }
         Ok(())
     }
 }
 
-fn publish_task_ended(error: tokio::task::JoinError) -> Error {
-    Error::new(Kind::Other, "a publish task ended unexpectedly").with_source(error)
+/// Waits for a task that may be under way.
+async fn end<T>(task: &mut Option<JoinHandle<Result<T>>>) -> Result<()> {
+    match task.take() {
+        Some(running) => task::join(&mut Some(running)).await.map(|_| ()),
+        None => Ok(()),
+    }
 }
 
 fn is_events_fault(result: &Result<()>) -> bool {

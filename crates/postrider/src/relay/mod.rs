@@ -30,6 +30,9 @@ mod pipeline;
 pub use backoff::Backoff;
 pub use breaker::{Breaker, BreakerSettings, BreakerState, Permit};
 
+/// More lanes than this cost more connections than they bring; each has a task and a connection of its own.
+pub const LANES_MAX: u32 = 64;
+
 /// How a relay works. Every figure has a default that fits a small server and a busy one.
 #[derive(Debug, Clone)]
 pub struct RelaySettings {

@@ -13,6 +13,9 @@ use crate::error::{Error, Result, Retry};
 use crate::event::Event;
 use crate::source::{Failure, Opened, Page, Park, ParkedRow, ParkedState, Position, Row, Settlement};
 
+/// A batch must be sent within the broker's publish time-out on a slow network too.
+const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
+
 /// An event on its way.
 #[derive(Debug)]
 pub(super) struct Item {
@@ -75,14 +78,15 @@ impl Pipeline {
         self.parked_version
     }
 
-    /// Takes over what the side table holds, unless it has changed since `version`: at the start, and from time to
+    /// Takes over what the side table holds, unless it has changed since `version` (then it says no): at the start, and from time to
     /// time to notice that a person has discarded something.
-    pub fn set_parked(&mut self, opened: &Opened, version: u64) {
+    pub fn set_parked(&mut self, opened: &Opened, version: u64) -> bool {
         if version != self.parked_version {
-            return;
+            return false;
         }
         self.parked = opened.parked_keys.iter().cloned().collect();
         self.parked_keyless = opened.parked_keyless;
+        true
     }
 
     /// Whether the side table may hold something to try again.
@@ -159,9 +163,14 @@ impl Pipeline {
         self.ready.push_back(item);
     }
 
-    /// Up to `limit` events to publish now, in order.
+    /// Up to `limit` events to publish now, in order; fewer when they are large, but at least one.
     pub fn take(&mut self, limit: usize) -> Vec<Item> {
-        let count = self.ready.len().min(limit);
+        let mut bytes = 0;
+        let fits = |item: &&Item| {
+            bytes += item.event.payload().len();
+            bytes <= BATCH_BYTES_MAX
+        };
+        let count = self.ready.iter().take(limit).take_while(fits).count().max(1).min(self.ready.len());
         self.ready.drain(..count).collect()
     }
 
@@ -187,7 +196,12 @@ impl Pipeline {
         let key = item.key.clone();
         self.fail(item.page, item.id, item.key, item.attempts, error);
         let Some(key) = key else { return };
-        for waiting in self.behind.remove(&key).unwrap_or_default() {
+        let mut behind = self.behind.remove(&key).unwrap_or_default();
+        // With atomic batches what follows in the key is ready already.
+        let (same_key, others) = self.ready.drain(..).partition(|item| item.key.as_ref() == Some(&key));
+        self.ready = others;
+        behind.extend::<VecDeque<Item>>(same_key);
+        for waiting in behind {
             match waiting.page {
                 Some(page) => self.park_new(Some(page), waiting.id, waiting.key, ParkedState::Waiting, 0, None),
                 None => self.due_open -= 1, // it is still waiting in the side table
@@ -289,5 +303,143 @@ impl Pipeline {
     /// Whether a finished page waits to be written.
     pub fn has_finished_page(&self) -> bool {
         self.settlement.position.is_some() || self.pages.front().is_some_and(|page| page.open == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    fn pipeline(batching: Batching) -> Pipeline {
+        Pipeline::new(batching, RetryPolicy { attempts_max: 3, delay: Box::new(|_| Duration::ZERO) })
+    }
+
+    fn row(id: i64, key: &str) -> Row {
+        let event = Event::builder("t", "t").key(key).payload("text/plain", "x").build();
+        Row { id, key: Some(key.to_owned()), event }
+    }
+
+    fn page(rows: &[(i64, &str)]) -> Page {
+        let rows: Vec<Row> = rows.iter().map(|(id, key)| row(*id, key)).collect();
+        let next = Position::at_id(rows.last().map_or(0, |row| row.id));
+        Page { rows, next, has_more: false }
+    }
+
+    fn refusal() -> Error {
+        Error::new(Kind::Unroutable, "no queue")
+    }
+
+    fn ids(items: &[Item]) -> Vec<i64> {
+        items.iter().map(|item| item.id).collect()
+    }
+
+    #[test]
+    fn the_second_event_of_a_key_waits_for_the_first() {
+        let mut pipeline = pipeline(Batching::Independent);
+        pipeline.accept(page(&[(1, "a"), (2, "a"), (3, "b")]), |_| Ok(()));
+        let mut batch = pipeline.take(10);
+        assert_eq!(ids(&batch), [1, 3]);
+        assert!(pipeline.take(10).is_empty());
+        pipeline.confirmed(batch.remove(0));
+        assert_eq!(ids(&pipeline.take(10)), [2]);
+    }
+
+    #[test]
+    fn the_position_never_passes_an_open_event() {
+        let mut pipeline = pipeline(Batching::Independent);
+        pipeline.accept(page(&[(1, "a"), (2, "b")]), |_| Ok(()));
+        pipeline.accept(page(&[(3, "c")]), |_| Ok(()));
+        let mut batch = pipeline.take(10);
+        let last = batch.pop().expect("three items");
+        pipeline.confirmed(last);
+        assert_eq!(pipeline.settlement().position, None, "the second page is finished, the first is not");
+        for item in batch {
+            pipeline.confirmed(item);
+        }
+        assert_eq!(pipeline.settlement().position, Some(Position::at_id(3)));
+        assert_eq!(pipeline.open(), 0);
+    }
+
+    #[test]
+    fn a_refused_event_takes_its_key_along_in_every_kind_of_batch() {
+        for batching in [Batching::Independent, Batching::Atomic] {
+            let mut pipeline = pipeline(batching);
+            pipeline.accept(page(&[(1, "a"), (2, "a"), (3, "b"), (4, "a")]), |_| Ok(()));
+            let first = pipeline.take(1).remove(0);
+            pipeline.refused(first, &refusal());
+            let rest = pipeline.take(10);
+            assert_eq!(ids(&rest), [3], "{batching:?}: an event overtook the refused one");
+            for item in rest {
+                pipeline.confirmed(item);
+            }
+            pipeline.accept(page(&[(5, "a")]), |_| Ok(()));
+            assert!(pipeline.take(10).is_empty(), "later events of the key wait too");
+            let settlement = pipeline.settlement();
+            let parked: Vec<(i64, ParkedState)> = settlement.park.iter().map(|park| (park.id, park.state)).collect();
+            let waiting = ParkedState::Waiting;
+            assert_eq!(parked, [(1, ParkedState::Retrying), (2, waiting), (4, waiting), (5, waiting)]);
+            assert_eq!(settlement.position, Some(Position::at_id(5)));
+        }
+    }
+
+    #[test]
+    fn what_was_parked_follows_in_order_and_frees_its_key() {
+        for batching in [Batching::Independent, Batching::Atomic] {
+            let mut pipeline = pipeline(batching);
+            let opened = Opened {
+                position: Position::default(),
+                parked_keys: vec![("a".to_owned(), 2)],
+                parked_keyless: 0,
+            };
+            assert!(pipeline.set_parked(&opened, 0));
+            let due = |id| ParkedRow { row: row(id, "a"), attempts: 1 };
+            pipeline.accept_due(vec![due(1), due(2)], |_| Ok(()));
+            // Refused once more: the one behind it goes back to waiting, in the side table.
+            let head = pipeline.take(1).remove(0);
+            pipeline.refused(head, &refusal());
+            assert!(pipeline.take(10).is_empty());
+            assert_eq!(pipeline.settlement().park.len(), 1);
+            assert_eq!(pipeline.open(), 0);
+
+            pipeline.accept_due(vec![due(1), due(2)], |_| Ok(()));
+            for expected in [1, 2] {
+                let item = pipeline.take(1).remove(0);
+                assert_eq!(item.id, expected);
+                pipeline.confirmed(item);
+            }
+            assert_eq!(pipeline.settlement().published, [1, 2]);
+            assert!(!pipeline.has_parked());
+            pipeline.accept(page(&[(3, "a")]), |_| Ok(()));
+            assert_eq!(ids(&pipeline.take(10)), [3]);
+        }
+    }
+
+    #[test]
+    fn attempts_spent_is_failed_and_so_is_what_can_never_be_sent() {
+        let mut pipeline = pipeline(Batching::Independent);
+        pipeline.accept(page(&[(1, "a"), (2, "b")]), |event| match event.key() {
+            Some("a") => Err(Error::new(Kind::TooLarge, "too large")),
+            _ => Ok(()),
+        });
+        assert_eq!(pipeline.settlement().park[0].state, ParkedState::Failed);
+        let mut item = pipeline.take(1).remove(0);
+        item.attempts = 2;
+        pipeline.refused(item, &refusal());
+        assert_eq!(pipeline.settlement().park[0].state, ParkedState::Failed);
+    }
+
+    #[test]
+    fn large_events_make_small_batches() {
+        let mut pipeline = pipeline(Batching::Atomic);
+        let large = vec![b'x'; BATCH_BYTES_MAX / 2 + 1];
+        let rows = (1..=3)
+            .map(|id| {
+                let event = Event::builder("t", "t").key("k").payload("text/plain", large.clone()).build();
+                Row { id, key: Some("k".to_owned()), event }
+            })
+            .collect();
+        pipeline.accept(Page { rows, next: Position::at_id(3), has_more: false }, |_| Ok(()));
+        assert_eq!(pipeline.take(10).len(), 1);
     }
 }

@@ -162,6 +162,9 @@ pub trait Source: Send + Sync {
     /// or retrying and its time has come; the rows waiting behind it follow it, up to `limit` in all.
     async fn due(&self, lease: &Lease, limit: usize) -> Result<Vec<ParkedRow>>;
 
+    /// Ends this process's work on the lane and frees what it holds for it. The position stays. Idempotent.
+    async fn close(&self, lease: &Lease);
+
     /// Says that the lane is about to sleep (or is awake again), so that a commit from now on must (or need not)
     /// wake it. After saying that it sleeps the caller reads once more before it does.
     async fn set_asleep(&self, lease: &Lease, is_asleep: bool) -> Result<()>;

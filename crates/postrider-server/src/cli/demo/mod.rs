@@ -35,7 +35,7 @@ pub use worker::run as work;
 #[command(after_help = "\
 Four producers, two relays and two consumer groups share one SQLite file in a temporary directory. A relay and a
 consumer are killed with SIGKILL in the middle; at the end the database itself is asked what was lost, doubled or
-reordered.
+reordered; a phantom is an effect of an event whose transaction was rolled back.
 
 Examples:
   postrider demo                    watch it; after the proof events trickle on until Ctrl-C

@@ -43,7 +43,7 @@ pub struct GroupProof {
     /// Effects whose version is not above the version of the account's effect before it.
     reordered: u64,
     /// Effects of events that no committed transaction has written.
-    rolled_back: u64,
+    phantom: u64,
 }
 
 /// A business row without an event, or an event without its business row, would already be a broken promise.
@@ -72,9 +72,9 @@ pub async fn ask(store: &SqliteStore, takeovers: Vec<Takeover>, seconds: f64) ->
         sqlx::query_as(TOTALS).bind(TOPIC).fetch_one(store.reader()).await.map_err(sql(DOING))?;
     let mut groups = Vec::new();
     for group in GROUPS {
-        let (applied, lost, doubled, reordered, rolled_back) =
+        let (applied, lost, doubled, reordered, phantom) =
             sqlx::query_as(GROUP).bind(group.name).fetch_one(store.reader()).await.map_err(sql(DOING))?;
-        groups.push(GroupProof { group: group.name, applied, lost, doubled, reordered, rolled_back });
+        groups.push(GroupProof { group: group.name, applied, lost, doubled, reordered, phantom });
     }
     let is_paired = committed == outbox && committed == paired;
     let holds = is_paired && committed > 0 && groups.iter().all(|group| group.holds(committed));
@@ -83,7 +83,7 @@ pub async fn ask(store: &SqliteStore, takeovers: Vec<Takeover>, seconds: f64) ->
 
 impl GroupProof {
     fn holds(&self, committed: u64) -> bool {
-        self.applied == committed && [self.lost, self.doubled, self.reordered, self.rolled_back] == [0; 4]
+        self.applied == committed && [self.lost, self.doubled, self.reordered, self.phantom] == [0; 4]
     }
 }
 
@@ -96,12 +96,11 @@ impl Proof {
         let mut table =
             output::table(&["group", "committed", "applied", "lost", "doubled", "reordered", "rolled back"]);
         for group in &self.groups {
-            let mut row = vec![Cell::new(group.group), number(self.committed)];
-            row.push(number(group.applied));
-            row.extend([group.lost, group.doubled, group.reordered, group.rolled_back].map(verdict));
+            let mut row = vec![Cell::new(group.group)];
+            row.extend([self.committed, self.rolled_back, group.applied].map(number));
+            row.extend([group.lost, group.doubled, group.reordered, group.phantom].map(verdict));
             table.add_row(row);
         }
-        output::line("")?;
         output::print(table)
     }
 }

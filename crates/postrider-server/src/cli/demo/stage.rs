@@ -28,8 +28,9 @@ const DRAIN_WAIT: Duration = Duration::from_secs(10);
 const INTERRUPTED: u8 = 130;
 
 const INTRODUCTION: &str = "\
-4 producers write accounts and events in one transaction each, and roll some back; 2 relays publish;
-the groups billing (2 consumers) and search (1) apply. One SQLite file, 6 processes, nothing installed.
+4 producers write accounts and their events in one transaction, and roll some
+back. 2 relays publish; the groups billing (2 consumers) and search (1) apply.
+One SQLite file, 6 processes, nothing to install.
 ";
 const NEXT: &str = "\
 Next: `postrider run` in one terminal, and in another
@@ -71,9 +72,10 @@ impl Stage {
             eprintln!("Interrupted before the proof.");
             return Ok(ExitCode::from(INTERRUPTED));
         }
-        self.view.say("everything has arrived; asking the database for the proof");
+        self.view.say("all events are through; asking the database for the proof");
         self.view.finish();
         let mut proof = self.prove().await?;
+        eprintln!();
         proof.print(self.args.json)?;
         self.conclude(&proof);
         if !self.args.exit {
@@ -138,19 +140,24 @@ impl Stage {
 
     /// What the table means, and what to do next.
     fn conclude(&self, proof: &Proof) {
-        let Proof { holds, committed, rolled_back, republished, seconds, .. } = proof;
-        let verdict = if *holds { "The proof holds" } else { "THE PROOF DOES NOT HOLD" };
-        eprintln!(
-            "\n{verdict}: {} events committed, {} rolled back, {} published twice and applied once, in {seconds:.1} s.",
-            grouped(*committed),
-            grouped(*rolled_back),
-            grouped(*republished),
-        );
+        let Proof { committed, rolled_back, republished, seconds, .. } = proof;
+        if proof.holds {
+            eprintln!(
+                "\nThe proof holds, after {seconds:.1} s: all {} committed events were applied once and\n\
+                 in order, none of the {} rolled-back ones; {} were published twice.\n",
+                grouped(*committed),
+                grouped(*rolled_back),
+                grouped(*republished),
+            );
+        } else {
+            eprintln!("\nTHE PROOF DOES NOT HOLD, after {seconds:.1} s. Please report it with this table.\n");
+        }
         if self.args.exit {
             eprintln!("{NEXT}");
         } else {
-            eprintln!("Events trickle on until Ctrl-C. Look inside meanwhile:\n");
-            eprintln!("  POSTRIDER__STORE__URL=sqlite:{} postrider status --watch\n", self.database.display());
+            eprintln!("Events trickle on until Ctrl-C. Look inside meanwhile, from another terminal:");
+            eprintln!("  export POSTRIDER__STORE__URL=sqlite:{}", self.database.display());
+            eprintln!("  postrider status --watch\n");
         }
     }
 

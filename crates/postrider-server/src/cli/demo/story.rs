@@ -75,13 +75,13 @@ impl Story {
             }
             Act::RelayKilled(killed) => {
                 if let Some(takeover) = taken_over(killed, &relays, &RELAYS, store).await? {
-                    self.survived(takeover, "publishes on from where it was settled", crew, view)?;
+                    self.survived(takeover, "from the last settled event", crew, view)?;
                     self.act = Act::Consuming;
                 }
             }
             Act::ConsumerKilled(killed) => {
                 if let Some(takeover) = taken_over(killed, &consumers, BILLING.members, store).await? {
-                    self.survived(takeover, "goes on from the last committed effect", crew, view)?;
+                    self.survived(takeover, "from the last committed effect", crew, view)?;
                     self.act = Act::Over;
                 }
             }
@@ -90,9 +90,9 @@ impl Story {
         Ok(())
     }
 
-    fn survived(&mut self, takeover: Takeover, what: &str, crew: &mut Crew, view: &View) -> Result<()> {
+    fn survived(&mut self, takeover: Takeover, from: &str, crew: &mut Crew, view: &View) -> Result<()> {
         let Takeover { killed, successor, seconds } = &takeover;
-        view.say(&format!("{successor} took over after {seconds:.1} s and {what}"));
+        view.say(&format!("{successor} took over after {seconds:.1} s, {from}"));
         crew.restart(killed)?;
         self.takeovers.push(takeover);
         Ok(())

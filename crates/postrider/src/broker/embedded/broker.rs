@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::event::{self, Event};
 use crate::handler::ConsumerSpec;
 use crate::lease::Lease;
+use crate::task;
 
 /// The embedded broker. Its log lives where the outbox lives.
 pub struct Embedded<Q: Queue + ?Sized> {
@@ -54,7 +55,9 @@ impl<Q: Queue + ?Sized + 'static> Broker for Embedded<Q> {
     }
 
     async fn publish(&self, batch: &[Arc<Event>]) -> Vec<Result<()>> {
-        match self.queue.append(batch).await {
+        let (queue, events) = (self.queue.clone(), batch.to_vec());
+        let append = task::start(async move { queue.append(&events).await });
+        match task::join(&mut Some(append)).await {
             Ok(()) => batch.iter().map(|_| Ok(())).collect(),
             Err(error) => batch.iter().map(|_| Err(error.duplicate())).collect(),
         }

@@ -82,14 +82,14 @@ impl<Q: Queue + ?Sized + 'static> EmbeddedSubscription<Q> {
         self.committed = offset;
         self.last_commit = Instant::now();
         let (queue, consumer, lease) = (self.queue.clone(), self.consumer.clone(), self.lease.clone());
-        self.committing = Some(tokio::spawn(async move { queue.commit(&consumer, &lease, offset).await }));
+        self.committing = Some(task::start(async move { queue.commit(&consumer, &lease, offset).await }));
     }
 
     fn start_read(&mut self) {
         if self.reading.is_none() && self.buffer.is_empty() && Instant::now() >= self.next_poll {
             let (queue, consumer, slot, offset) =
                 (self.queue.clone(), self.consumer.clone(), self.lease.slot, self.read_to);
-            self.reading = Some(tokio::spawn(async move { queue.read(&consumer, slot, offset, READ_LIMIT).await }));
+            self.reading = Some(task::start(async move { queue.read(&consumer, slot, offset, READ_LIMIT).await }));
         }
     }
 
@@ -123,8 +123,8 @@ impl<Q: Queue + ?Sized + 'static> Subscription for EmbeddedSubscription<Q> {
                 }
                 self.start_read();
             }
-            let commit_at = self.last_commit + COMMIT_EVERY;
-            let timer = if has_room { self.next_poll.max(Instant::now() + POLL_MIN) } else { commit_at + self.poll };
+            let now = Instant::now();
+            let timer = if has_room { self.next_poll.max(now + POLL_MIN) } else { now + self.poll };
             tokio::select! {
                 read = task::join(&mut self.reading) => {
                     self.reading = None;

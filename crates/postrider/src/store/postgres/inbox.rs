@@ -32,7 +32,12 @@ impl Inbox for PostgresStore {
         Ok(result.rows_affected() == 1)
     }
 
-    async fn commit(&self, tx: Self::Tx) -> Result<()> {
+    async fn commit(&self, mut tx: Self::Tx) -> Result<()> {
+        // After an error that the handler swallowed PostgreSQL answers COMMIT with a rollback, and the driver takes that
+        // for success. Any statement tells.
+        sqlx::query("SELECT 1").execute(&mut *tx).await.map_err(|error| {
+            db(error).context("the handler went on after a failed statement, so nothing can be committed")
+        })?;
         tx.commit().await.map_err(db)
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::Row as _;
+use sqlx::{PgConnection, Row as _};
 
 use super::PostgresStore;
 use super::error::db;
@@ -22,15 +22,17 @@ const CALL_IN: &str = "WITH me AS ( \
      ) \
      SELECT 'held', slot, epoch FROM renewed \
      UNION ALL SELECT 'taken', slot, epoch FROM postrider.lease \
-       WHERE group_name = $1 AND slot >= 0 AND expires_at > clock_timestamp() \
+       WHERE group_name = $1 AND slot >= 0 \
+         AND expires_at > clock_timestamp() AND expires_at <= clock_timestamp() + interval '1 hour' \
      UNION ALL SELECT 'member', slot, epoch FROM postrider.lease \
        WHERE group_name = $1 AND slot = -1 AND owner <> $2 AND expires_at > clock_timestamp()";
 
+/// A lease that lasts longer than an hour was written while the clock was wrong; waiting for its end could take years.
 const TAKE: &str = "INSERT INTO postrider.lease AS l (group_name, slot, owner, epoch, expires_at) \
      VALUES ($1, $2, $3, 1, clock_timestamp() + $4 * interval '1 ms') \
      ON CONFLICT (group_name, slot) WHERE slot >= 0 \
      DO UPDATE SET owner = excluded.owner, epoch = l.epoch + 1, expires_at = excluded.expires_at \
-     WHERE l.expires_at <= clock_timestamp() RETURNING epoch";
+     WHERE l.expires_at <= clock_timestamp() OR l.expires_at > clock_timestamp() + interval '1 hour' RETURNING epoch";
 
 #[async_trait]
 impl Leases for PostgresStore {
@@ -133,4 +135,18 @@ impl Leases for PostgresStore {
             })
             .collect()
     }
+}
+
+/// Whether no other owner holds a living lease of the group.
+pub(super) async fn is_alone(connection: &mut PgConnection, lease: &Lease) -> Result<bool> {
+    sqlx::query(
+        "SELECT NOT EXISTS (SELECT 1 FROM postrider.lease \
+         WHERE group_name = $1 AND slot >= 0 AND owner <> $2 AND expires_at > clock_timestamp())",
+    )
+    .bind(&lease.group)
+    .bind(&lease.owner)
+    .fetch_one(connection)
+    .await
+    .and_then(|row| row.try_get(0))
+    .map_err(db)
 }

@@ -30,8 +30,9 @@ pub use source::LogSource;
 
 /// Connections for handlers' transactions.
 const CONNECTIONS_MAX: u32 = 20;
-/// Connections for the relay: reading, settling, leases, and two for the wake-up.
-const OWN_CONNECTIONS_MAX: u32 = 8;
+/// Connections for our own work, opened as they are needed: one per lane for reading, and a few for settling, leases,
+/// upkeep and the wake-up.
+const OWN_CONNECTIONS_MAX: u32 = crate::relay::LANES_MAX + 16;
 /// How long to wait for a free or new connection.
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
 

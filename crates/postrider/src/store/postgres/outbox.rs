@@ -89,6 +89,7 @@ impl OutboxStore for PostgresStore {
     }
 
     async fn tail(&self, from: &Position, limit: usize) -> Result<Page> {
-        super::source::read(&self.own, super::source::LaneFilter::ALL, from, limit).await
+        let mut reader = self.own.acquire().await.map_err(db)?;
+        super::source::read(&mut reader, super::source::LaneFilter::ALL, from, limit).await
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use sqlx::Row as _;
+use sqlx::{PgConnection, Row as _};
 
 use super::PostgresStore;
 use super::error::db;
@@ -84,6 +84,9 @@ impl Queue for PostgresStore {
         let slots: Option<i32> = row.try_get(0).map_err(db)?;
         let lowest: Option<i64> = row.try_get(1).map_err(db)?;
         if slots != Some(consumer.slots as i32) {
+            if let Some(found) = slots {
+                require_alone(&mut tx, consumer, lease, found).await?;
+            }
             sqlx::query("DELETE FROM postrider.cursor WHERE consumer = $1")
                 .bind(&consumer.name)
                 .execute(&mut *tx)
@@ -149,12 +152,13 @@ impl Queue for PostgresStore {
     async fn commit(&self, consumer: &ConsumerSpec, lease: &Lease, offset: i64) -> Result<()> {
         let result = sqlx::query(
             "UPDATE postrider.cursor SET \"offset\" = greatest(\"offset\", $4) \
-             WHERE consumer = $1 AND slot = $2 AND epoch = $3",
+             WHERE consumer = $1 AND slot = $2 AND epoch = $3 AND slots = $5",
         )
         .bind(&consumer.name)
         .bind(lease.slot as i32)
         .bind(lease.epoch)
         .bind(offset)
+        .bind(consumer.slots as i32)
         .execute(&self.own)
         .await
         .map_err(db)?;
@@ -164,6 +168,17 @@ impl Queue for PostgresStore {
     async fn appended(&self) {
         self.wake.appended().await;
     }
+}
+
+/// Two instances with different numbers of slots would undo each other's positions in turn.
+async fn require_alone(tx: &mut PgConnection, consumer: &ConsumerSpec, lease: &Lease, found: i32) -> Result<()> {
+    let is_alone = super::lease::is_alone(tx, lease).await?;
+    if is_alone {
+        return Ok(());
+    }
+    let text = format!("consumer {} has {found} slots in the database, its settings say {}", consumer.name, consumer.slots);
+    Err(Error::new(Kind::Config, text)
+        .with_remedy(format!("stop all other instances before changing the number, or set slots = {found}")))
 }
 
 fn lease_lost(consumer: &ConsumerSpec, lease: &Lease) -> Error {

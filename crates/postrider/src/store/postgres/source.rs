@@ -8,11 +8,14 @@
 //!
 //! A window with more rows than one page is kept as `target` and read on by id; `(done, target, last_id)` is the position.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, PgPool, Row as _};
+use sqlx::{Connection as _, PgConnection, PgPool, Postgres, Row as _};
+use tokio::sync::Mutex;
 
 use super::PostgresStore;
 use super::error::db;
@@ -38,6 +41,7 @@ const WINDOW: &str = concat!(
     "FROM (SELECT pg_current_snapshot() AS now) s LEFT JOIN ( \
        SELECT * FROM postrider.outbox \
        WHERE tx >= (SELECT pg_snapshot_xmax($1::text::pg_snapshot)) \
+         AND tx < (SELECT pg_snapshot_xmax(pg_current_snapshot())) \
          AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
        UNION ALL \
        SELECT * FROM postrider.outbox \
@@ -94,12 +98,22 @@ pub struct LogSource {
     wake: Arc<Wake>,
     destination: String,
     lanes: u32,
+    /// One connection per open lane, from `open` on. A position in memory is true only as long as the server lives: after
+    /// a crash transaction ids that were never written to disk are given out again. The server's end ends the
+    /// connection, that ends the lane's run, and the next one begins at the position on disk.
+    readers: Mutex<HashMap<u32, PoolConnection<Postgres>>>,
 }
 
 impl LogSource {
     /// The outbox as a source for one destination.
     pub fn new(store: &PostgresStore, destination: &str, lanes: u32) -> Self {
-        Self { pool: store.own.clone(), wake: store.wake.clone(), destination: destination.to_owned(), lanes }
+        Self {
+            pool: store.own.clone(),
+            wake: store.wake.clone(),
+            destination: destination.to_owned(),
+            lanes,
+            readers: Mutex::default(),
+        }
     }
 
     fn filter(&self, lease: &Lease) -> LaneFilter {
@@ -115,9 +129,15 @@ impl LogSource {
             .execute(&mut *tx)
             .await
             .map_err(db)?;
+        // First the locks, then the look: a late settle may move a position while we wait.
+        sqlx::query("SELECT 1 FROM postrider.lane WHERE destination = $1 FOR UPDATE")
+            .bind(&self.destination)
+            .execute(&mut *tx)
+            .await
+            .map_err(db)?;
         let rows = sqlx::query(
             "SELECT lanes, done::text FROM postrider.lane WHERE destination = $1 \
-             ORDER BY pg_snapshot_xmax(done), pg_snapshot_xmin(done) FOR UPDATE",
+             ORDER BY pg_snapshot_xmax(done), (SELECT count(*) FROM pg_snapshot_xip(done)) DESC",
         )
         .bind(&self.destination)
         .fetch_all(&mut *tx)
@@ -153,17 +173,7 @@ impl LogSource {
     }
 
     async fn require_alone(&self, tx: &mut PgConnection, lease: &Lease, found: i32) -> Result<()> {
-        let others: i64 = sqlx::query(
-            "SELECT count(*) FROM postrider.lease \
-             WHERE group_name = $1 AND owner <> $2 AND expires_at > clock_timestamp()",
-        )
-        .bind(&lease.group)
-        .bind(&lease.owner)
-        .fetch_one(&mut *tx)
-        .await
-        .and_then(|row| row.try_get(0))
-        .map_err(db)?;
-        if others == 0 {
+        if super::lease::is_alone(tx, lease).await? {
             return Ok(());
         }
         Err(Error::new(
@@ -235,7 +245,8 @@ const SETTLE: &str = "UPDATE postrider.lane SET settled_at = clock_timestamp(), 
 #[async_trait]
 impl Source for LogSource {
     async fn open(&self, lease: &Lease) -> Result<Opened> {
-        let mut tx = self.pool.begin().await.map_err(db)?;
+        let mut reader = self.pool.acquire().await.map_err(db)?;
+        let mut tx = reader.begin().await.map_err(db)?;
         self.set_lanes(&mut tx, lease).await?;
         let row = sqlx::query(
             "UPDATE postrider.lane SET epoch = $3 WHERE destination = $1 AND lane = $2 AND epoch <= $3 \
@@ -264,7 +275,14 @@ impl Source for LogSource {
         .fetch_all(&mut *tx)
         .await
         .map_err(db)?;
+        let now: String = sqlx::query("SELECT pg_current_snapshot()::text")
+            .fetch_one(&mut *tx)
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(db)?;
         tx.commit().await.map_err(db)?;
+        require_not_ahead(&position.done, &now)?;
+        self.readers.lock().await.insert(lease.slot, reader);
 
         let mut opened = Opened { position, parked_keys: Vec::new(), parked_keyless: 0 };
         for row in keys {
@@ -278,7 +296,14 @@ impl Source for LogSource {
     }
 
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page> {
-        read(&self.pool, self.filter(lease), from, limit).await
+        let mut readers = self.readers.lock().await;
+        let Some(mut reader) = readers.remove(&lease.slot) else {
+            return Err(Error::new(Kind::Unavailable, "the lane's connection is gone"));
+        };
+        drop(readers);
+        let page = read(&mut reader, self.filter(lease), from, limit).await?;
+        self.readers.lock().await.insert(lease.slot, reader);
+        Ok(page)
     }
 
     async fn settle(&self, lease: &Lease, settlement: &Settlement) -> Result<()> {
@@ -342,6 +367,10 @@ impl Source for LogSource {
         Ok(due)
     }
 
+    async fn close(&self, lease: &Lease) {
+        self.readers.lock().await.remove(&lease.slot);
+    }
+
     async fn set_asleep(&self, _lease: &Lease, is_asleep: bool) -> Result<()> {
         self.wake.set_asleep(is_asleep).await;
         Ok(())
@@ -356,19 +385,20 @@ fn lease_lost(lease: &Lease) -> Error {
     Error::new(Kind::LeaseLost, format!("{} slot {} was taken over after epoch {}", lease.group, lease.slot, lease.epoch))
 }
 
-pub(super) async fn read(pool: &PgPool, filter: LaneFilter, from: &Position, limit: usize) -> Result<Page> {
+pub(super) async fn read(reader: &mut PgConnection, filter: LaneFilter, from: &Position, limit: usize) -> Result<Page> {
     let query = if from.target.is_some() { NEXT_PAGE } else { WINDOW };
     // One more than asked for tells whether the window ends here.
     let mut query = sqlx::query(query).bind(&from.done).bind(limit as i64 + 1).bind(filter.lanes).bind(filter.lane);
     if let Some(target) = &from.target {
         query = query.bind(from.last_id).bind(target);
     }
-    let rows = query.fetch_all(pool).await.map_err(db)?;
+    let rows = query.fetch_all(&mut *reader).await.map_err(db)?;
     let target = match (&from.target, rows.first()) {
         (Some(target), _) => target.clone(),
         (None, Some(row)) => row.try_get(0).map_err(db)?,
         (None, None) => return Err(Error::new(Kind::Corrupt, "the database gave no snapshot")),
     };
+    require_not_ahead(&from.done, &target)?;
     let mut page_rows = Vec::with_capacity(rows.len());
     for row in rows.iter().take(limit) {
         // The snapshot comes even when there is no event.
@@ -385,5 +415,21 @@ pub(super) async fn read(pool: &PgPool, filter: LaneFilter, from: &Position, lim
 }
 
 fn log_row(row: &PgRow) -> Result<Row> {
-    Ok(Row { id: row.try_get(1).map_err(db)?, key: row.try_get(4).map_err(db)?, event: row::event(row, 2) })
+    // A key that is not text makes the row no event; it must be parked, not stop the lane.
+    let key = row.try_get(4).unwrap_or_default();
+    Ok(Row { id: row.try_get(1).map_err(db)?, key, event: row::event(row, 2) })
+}
+
+/// A position that the database has not reached yet comes from another life of it: restored from a dump, or failed over to
+/// a replica that lagged. Reading on would pass over every new event until the ids have caught up.
+fn require_not_ahead(done: &str, now: &str) -> Result<()> {
+    let xmax = |snapshot: &str| snapshot.split(':').nth(1).and_then(|xmax| xmax.parse::<u64>().ok());
+    match (xmax(done), xmax(now)) {
+        (Some(done), Some(now)) if done <= now => Ok(()),
+        _ => Err(Error::new(
+            Kind::Mismatch,
+            format!("the relay's position {done} is ahead of the database, which is at {now}: was it restored?"),
+        )
+        .with_remedy("see docs/operations/runbook.md, \"After a restore\"")),
+    }
 }

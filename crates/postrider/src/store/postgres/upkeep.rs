@@ -174,8 +174,13 @@ pub(super) async fn create_partitions(pool: &PgPool) -> Result<u32> {
     for ahead in 0..=DAYS_AHEAD {
         let Some(day) = today.checked_add_days(Days::new(ahead)) else { continue };
         let name = partition_name(day);
-        let exists: bool = sqlx::query("SELECT to_regclass($1) IS NOT NULL")
+        // With rows of that day in the default partition (nothing ran for a while) it cannot be attached; they stay there.
+        let exists: bool = sqlx::query(
+            "SELECT to_regclass($1) IS NOT NULL OR EXISTS (SELECT 1 FROM postrider.outbox_default \
+             WHERE created_at >= $2::date AT TIME ZONE 'UTC' AND created_at < ($2::date + 1) AT TIME ZONE 'UTC')",
+        )
             .bind(format!("postrider.{name}"))
+            .bind(day)
             .fetch_one(pool)
             .await
             .and_then(|row| row.try_get(0))
@@ -199,8 +204,7 @@ pub(super) async fn create_partitions(pool: &PgPool) -> Result<u32> {
             }
             Err(error) => {
                 tx.rollback().await.map_err(db)?;
-                // The default partition holds rows of that day already (nothing ran for a while), another instance
-                // was faster, or a lock was busy. Events go into the default partition meanwhile.
+                // Another instance was faster, or a lock was busy. Events go into the default partition meanwhile.
                 tracing::debug!(partition = name, error = %super::error::classify(&error), "partition not created");
             }
         }
@@ -225,36 +229,39 @@ async fn drop_partitions(pool: &PgPool, age: Duration) -> Result<u32> {
         if day >= keep_from {
             continue;
         }
-        let check = format!(
-            "SELECT EXISTS (SELECT 1 FROM postrider.lane) AND NOT EXISTS ( \
-               SELECT 1 FROM postrider.{name} o JOIN postrider.lane l ON l.lane = postrider.lane_of(o.key, o.id, l.lanes) \
-               WHERE NOT pg_visible_in_snapshot(o.tx, l.done))"
-        );
-        let is_done: bool =
-            sqlx::query(AssertSqlSafe(check)).fetch_one(pool).await.and_then(|row| row.try_get(0)).map_err(db)?;
-        if !is_done {
-            tracing::warn!(partition = name, "kept beyond its retention: it holds events that are not published");
-            continue;
-        }
-        // A transaction that still writes into it holds a lock; then it stays for the next run. The short timeout
-        // bounds how long producers may queue behind us.
-        let sql = format!(
-            "SET LOCAL lock_timeout = '200ms'; \
-             ALTER TABLE postrider.outbox DETACH PARTITION postrider.{name}; DROP TABLE postrider.{name}"
-        );
-        let mut tx = pool.begin().await.map_err(db)?;
-        match sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await {
-            Ok(_) => {
-                tx.commit().await.map_err(db)?;
-                dropped += 1;
+        match drop_partition(pool, &name).await {
+            Ok(true) => dropped += 1,
+            Ok(false) => {
+                tracing::warn!(partition = name, "kept beyond its retention: it holds events that are not published");
             }
-            Err(error) => {
-                tx.rollback().await.map_err(db)?;
-                tracing::info!(partition = name, error = %super::error::classify(&error), "partition not dropped yet");
-            }
+            // A transaction that still writes into it holds a lock; it stays for the next run.
+            Err(error) => tracing::info!(partition = name, %error, "partition not dropped yet"),
         }
     }
     Ok(dropped)
+}
+
+/// Drops one partition, unless it holds a row that was not handled for some destination. The lock comes before the check:
+/// nothing can be written in between. It is waited for only briefly, because producers queue behind us.
+async fn drop_partition(pool: &PgPool, name: &str) -> Result<bool> {
+    let mut tx = pool.begin().await.map_err(db)?;
+    let lock = format!("SET LOCAL lock_timeout = '200ms'; LOCK TABLE postrider.{name} IN ACCESS EXCLUSIVE MODE");
+    sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *tx).await.map_err(db)?;
+    let check = format!(
+        "SELECT EXISTS (SELECT 1 FROM postrider.lane) AND NOT EXISTS ( \
+           SELECT 1 FROM postrider.{name} o JOIN postrider.lane l ON l.lane = postrider.lane_of(o.key, o.id, l.lanes) \
+           WHERE NOT pg_visible_in_snapshot(o.tx, l.done))"
+    );
+    let is_done: bool =
+        sqlx::query(AssertSqlSafe(check)).fetch_one(&mut *tx).await.and_then(|row| row.try_get(0)).map_err(db)?;
+    if !is_done {
+        tx.rollback().await.map_err(db)?;
+        return Ok(false);
+    }
+    let sql = format!("ALTER TABLE postrider.outbox DETACH PARTITION postrider.{name}; DROP TABLE postrider.{name}");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.map_err(db)?;
+    tx.commit().await.map_err(db)?;
+    Ok(true)
 }
 
 fn partition_name(day: NaiveDate) -> String {

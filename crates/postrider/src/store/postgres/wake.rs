@@ -7,7 +7,7 @@ use std::time::Duration;
 use sqlx::PgPool;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgListener;
-use sqlx::{Connection as _, Postgres};
+use sqlx::{Connection as _, Postgres, Row as _};
 use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinHandle;
 
@@ -37,6 +37,7 @@ struct State {
     listener: Option<JoinHandle<()>>,
     /// Holds the advisory lock; it belongs to the session, so it must always be the same connection.
     holder: Option<PoolConnection<Postgres>>,
+    is_locked: bool,
     sleepers: u32,
 }
 
@@ -49,26 +50,30 @@ impl Wake {
     pub async fn set_asleep(&self, is_asleep: bool) {
         let mut state = self.state.lock().await;
         self.listen(&mut state);
-        let before = state.sleepers;
-        state.sleepers = if is_asleep { before + 1 } else { before.saturating_sub(1) };
-        let result = match (before, state.sleepers) {
-            (0, 1..) => self.lock(&mut state, "SELECT pg_try_advisory_lock_shared($1)").await,
-            (1.., 0) => self.lock(&mut state, "SELECT pg_advisory_unlock_shared($1)").await,
-            _ => Ok(()),
-        };
-        if let Err(error) = result {
+        state.sleepers = if is_asleep { state.sleepers + 1 } else { state.sleepers.saturating_sub(1) };
+        if let Err(error) = self.lock(&mut state).await {
             tracing::debug!(error = %super::error::classify(&error), "no wake-up, polling goes on");
+            // The lock went with its session; the next call takes it anew.
             state.holder = None;
+            state.is_locked = false;
         }
     }
 
-    async fn lock(&self, state: &mut State, query: &'static str) -> sqlx::Result<()> {
+    /// Makes the advisory lock say what is so.
+    async fn lock(&self, state: &mut State) -> sqlx::Result<()> {
+        let should_lock = state.sleepers > 0;
+        if should_lock == state.is_locked {
+            return Ok(());
+        }
         if state.holder.is_none() {
             state.holder = Some(self.pool.acquire().await?);
         }
-        if let Some(holder) = &mut state.holder {
-            sqlx::query(query).bind(ASLEEP_LOCK).execute(&mut **holder).await?;
-        }
+        let Some(holder) = &mut state.holder else { return Ok(()) };
+        let query = match should_lock {
+            true => "SELECT pg_try_advisory_lock_shared($1)",
+            false => "SELECT NOT pg_advisory_unlock_shared($1)",
+        };
+        state.is_locked = sqlx::query(query).bind(ASLEEP_LOCK).fetch_one(&mut **holder).await?.try_get(0)?;
         Ok(())
     }
 

@@ -73,9 +73,9 @@ fn of_code(extended: i32, message: &str, file: &str, path: Option<&Path>) -> Err
             .with_remedy("look at the system log for disk errors, and at the free space"),
         code::CANTOPEN => cannot_open(file, path),
         code::PERM | code::AUTH => Error::new(Kind::Denied, format!("{file} may not be used by this user")),
-        code::NOTADB => Error::new(Kind::Corrupt, format!("{file} is not an SQLite database"))
+        code::NOTADB => Error::new(Kind::Other, format!("{file} is not an SQLite database"))
             .with_remedy("name another file, or move this one away"),
-        code::CORRUPT => Error::new(Kind::Corrupt, format!("{file} is damaged")).with_remedy(
+        code::CORRUPT => Error::new(Kind::Other, format!("{file} is damaged")).with_remedy(
             "stop all programs that use it and restore a backup; `sqlite3 FILE .recover` saves what is left",
         ),
         code::TOOBIG => Error::new(Kind::TooLarge, format!("a value is larger than {file} accepts")),

@@ -53,9 +53,11 @@ impl Leases for SqliteStore {
         .await
         .map_err(self.failed(DOING))?;
         let taken = sqlx::query(concat!(
-            "SELECT slot FROM lease WHERE group_name = ? AND expires_at > ",
+            "SELECT slot FROM lease WHERE group_name = ? AND expires_at BETWEEN 1 + ",
             now_ms!(),
-            " ORDER BY slot"
+            " AND ",
+            now_ms!(),
+            " + 3600000 ORDER BY slot"
         ))
         .bind(group)
         .fetch_all(&mut *tx)
@@ -91,7 +93,10 @@ impl Leases for SqliteStore {
                 SET owner = excluded.owner, epoch = lease.epoch + 1, expires_at = excluded.expires_at
               WHERE lease.expires_at <= ",
             now_ms!(),
-            " RETURNING epoch"
+            // A lease that lasts longer than an hour was written while the clock was wrong.
+            " OR lease.expires_at > ",
+            now_ms!(),
+            " + 3600000 RETURNING epoch"
         ))
         .bind(group)
         .bind(slot)

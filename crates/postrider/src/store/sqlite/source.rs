@@ -197,6 +197,8 @@ impl Source for SqliteSource {
         Ok(rows)
     }
 
+    async fn close(&self, _lease: &Lease) {}
+
     async fn set_asleep(&self, _lease: &Lease, _is_asleep: bool) -> Result<()> {
         // This process rings by itself; other processes are found by looking.
         Ok(())

@@ -37,7 +37,8 @@ CREATE TABLE postrider.outbox (
     CONSTRAINT outbox_key_is_1_to_255_bytes CHECK (octet_length(key) BETWEEN 1 AND 255),
     CONSTRAINT outbox_type_is_1_to_1024_bytes CHECK (octet_length(type) BETWEEN 1 AND 1024),
     CONSTRAINT outbox_has_one_payload CHECK (payload IS NULL OR payload_bytes IS NULL),
-    CONSTRAINT outbox_headers_is_an_object CHECK (jsonb_typeof(headers) = 'object')
+    CONSTRAINT outbox_headers_is_an_object CHECK (jsonb_typeof(headers) = 'object'),
+    CONSTRAINT outbox_created_at_is_a_date_of_our_time CHECK (created_at BETWEEN '2000-01-01' AND '9999-12-31')
 ) PARTITION BY RANGE (created_at);
 
 -- An insert must never fail because upkeep did not run.
@@ -128,12 +129,13 @@ FROM postrider.parked p
 WHERE NOT EXISTS (SELECT 1 FROM postrider.outbox o WHERE o.id = p.id);
 
 -- Wakes a relay that sleeps. NOTIFY in every transaction would serialise all commits, so it happens only while a
--- relay holds the shared advisory lock that says so; trying the exclusive one costs a microsecond.
+-- relay holds the shared advisory lock that says so; trying the exclusive one costs a microsecond. A transaction that is
+-- to be prepared for two-phase commit must not notify: SET LOCAL postrider.notify = 'off' there, polling finds its events.
 CREATE FUNCTION postrider.wake() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF pg_try_advisory_lock(7062611490211870000) THEN
         PERFORM pg_advisory_unlock(7062611490211870000);
-    ELSE
+    ELSIF current_setting('postrider.notify', true) IS DISTINCT FROM 'off' THEN
         PERFORM pg_notify('postrider_outbox', '');
     END IF;
     RETURN NULL;
