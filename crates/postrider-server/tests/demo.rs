@@ -24,7 +24,8 @@ fn demo_survives_its_crashes_and_proves_it() {
             assert_eq!(group[figure], 0, "{figure}: {out}");
         }
     }
-    let killed: Vec<&str> = proof["takeovers"].as_array().unwrap().iter().filter_map(|t| t["killed"].as_str()).collect();
+    let killed: Vec<&str> =
+        proof["takeovers"].as_array().unwrap().iter().filter_map(|t| t["killed"].as_str()).collect();
     assert!(killed[0].starts_with("relay") && killed[1].starts_with("billing"), "{out}");
     assert!(err.contains("killed with SIGKILL") && err.contains("took over after"), "{err}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the demo leaves nothing behind");

@@ -276,7 +276,9 @@ mod tests {
     #[test]
     fn keys_and_consumers_have_an_order_of_their_own() {
         let mut history = clean();
-        history.effects.sort_by_key(|effect| (effect.consumer.clone(), std::cmp::Reverse(effect.key.clone()), effect.version));
+        history
+            .effects
+            .sort_by_key(|effect| (effect.consumer.clone(), std::cmp::Reverse(effect.key.clone()), effect.version));
         assert_eq!(counts(&history), [0; 4]);
     }
 

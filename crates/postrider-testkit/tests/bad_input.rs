@@ -36,7 +36,8 @@ struct Running {
 
 impl Running {
     fn start(store: &PostgresStore, broker: Arc<dyn Broker>) -> Self {
-        let backoff = Backoff { base: Duration::from_millis(100), max: Duration::from_millis(500), jitter: Duration::ZERO };
+        let backoff =
+            Backoff { base: Duration::from_millis(100), max: Duration::from_millis(500), jitter: Duration::ZERO };
         let settings = RelaySettings { backoff, ..RelaySettings::default() };
         let leases: Arc<dyn Leases> = Arc::new(store.clone());
         let relay = Relay::new("default", store.source("default", 1), leases, broker, settings);
@@ -124,7 +125,8 @@ async fn what_cannot_be_sent_is_set_aside_and_everything_else_flows() {
 async fn a_missing_exchange_stops_nothing_but_its_destination() {
     let bed = PostgresBed::new().await;
     let url = vhost().await;
-    let settings = RabbitMqSettings { declare: false, exchange: "absent".to_owned(), ..RabbitMqSettings::new(url.clone()) };
+    let settings =
+        RabbitMqSettings { declare: false, exchange: "absent".to_owned(), ..RabbitMqSettings::new(url.clone()) };
     let broker = Arc::new(RabbitMq::new(settings).expect("valid settings"));
     let results = broker.publish(&[Arc::new(event("k", "a"))]).await;
     let error = results[0].as_ref().expect_err("there is no exchange");
@@ -201,8 +203,15 @@ async fn a_read_only_database_is_named() {
     let store = PostgresStore::connect(&bed.url).await.expect("connects");
     let error = store.enqueue(&[event("k", "a")]).await.expect_err("read-only");
     assert_eq!(error.kind(), Kind::ReadOnly, "{error}");
-    assert!(store.inspect().await.expect("answers").iter().any(|finding| finding.check == "postgres.writable"
-        && finding.severity == postrider::doctor::Severity::Error));
+    assert!(
+        store
+            .inspect()
+            .await
+            .expect("answers")
+            .iter()
+            .any(|finding| finding.check == "postgres.writable"
+                && finding.severity == postrider::doctor::Severity::Error)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -54,7 +54,8 @@ mod own_servers {
     async fn a_broker_that_is_killed_and_restarted_loses_and_reorders_nothing() {
         let bed = PostgresBed::new().await;
         let mut server = testbed::RabbitMq::start_private().await.expect("RabbitMQ starts");
-        let settings = RabbitMqSettings { publish_timeout: Duration::from_secs(5), ..RabbitMqSettings::new(server.url()) };
+        let settings =
+            RabbitMqSettings { publish_timeout: Duration::from_secs(5), ..RabbitMqSettings::new(server.url()) };
         let broker = Arc::new(RabbitMq::new(settings).expect("valid settings"));
         // The queue must be there before the first event.
         let spec = ConsumerSpec::new("all", &["#"]);

@@ -54,21 +54,31 @@ impl Bed for Planted {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_cursor_is_caught() {
-    assert!(is_caught(RUNS, || async { source::late_commit_is_not_skipped(&Planted::new(SourceBug::IdCursor).await).await }).await);
+    assert!(
+        is_caught(RUNS, || async {
+            source::late_commit_is_not_skipped(&Planted::new(SourceBug::IdCursor).await).await
+        })
+        .await
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn order_by_created_at_is_caught() {
     assert!(
-        is_caught(RUNS, || async { source::order_does_not_come_from_the_clock(&Planted::new(SourceBug::CreatedAtOrder).await).await })
-            .await
+        is_caught(RUNS, || async {
+            source::order_does_not_come_from_the_clock(&Planted::new(SourceBug::CreatedAtOrder).await).await
+        })
+        .await
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_lease_that_settles_is_caught() {
     assert!(
-        is_caught(RUNS, || async { source::settle_refuses_a_stale_lease(&Planted::new(SourceBug::UnfencedSettle).await).await }).await
+        is_caught(RUNS, || async {
+            source::settle_refuses_a_stale_lease(&Planted::new(SourceBug::UnfencedSettle).await).await
+        })
+        .await
     );
 }
 

@@ -149,10 +149,11 @@ mod postgres_only {
     async fn upkeep_makes_partitions_and_drops_published_ones() {
         let bed = PostgresBed::new().await;
         let pool = bed.store().pool();
-        let partitions: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_inherits WHERE inhparent = 'postrider.outbox'::regclass")
-            .fetch_one(pool)
-            .await
-            .expect("answers");
+        let partitions: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM pg_inherits WHERE inhparent = 'postrider.outbox'::regclass")
+                .fetch_one(pool)
+                .await
+                .expect("answers");
         assert_eq!(partitions, 5, "today, three days ahead, and the default");
         sqlx::raw_sql("CREATE TABLE postrider.outbox_20200101 PARTITION OF postrider.outbox FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')")
             .execute(pool)
@@ -188,9 +189,12 @@ mod postgres_only {
         assert_eq!(events[0].payload().as_ref(), br#"{"n": 1.10}"#, "the text is kept as it was written");
         assert_eq!(events[0].id().get_version_num(), 7);
         assert_eq!((events[1].tenant(), events[1].headers()["x"].as_str()), (Some("acme"), "y"));
-        for bad in ["SELECT postrider.enqueue('', 't', '{}')", "SELECT postrider.enqueue('a', 't', '{bad')",
+        for bad in [
+            "SELECT postrider.enqueue('', 't', '{}')",
+            "SELECT postrider.enqueue('a', 't', '{bad')",
             "SELECT postrider.enqueue('a', 't', '{}', headers => '{\"x\": 1}')",
-            "INSERT INTO postrider.outbox (topic, type, payload) VALUES ('', 't', '{}')"] {
+            "INSERT INTO postrider.outbox (topic, type, payload) VALUES ('', 't', '{}')",
+        ] {
             sqlx::raw_sql(bad).execute(pool).await.expect_err(bad);
         }
     }

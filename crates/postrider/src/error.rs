@@ -99,7 +99,9 @@ impl Kind {
         match self {
             Kind::Config => "correct the setting and start again",
             Kind::Invalid => "correct the event where it is written",
-            Kind::TooLarge => "send a smaller payload, or raise the broker's limit and the destination's payload_bytes_max",
+            Kind::TooLarge => {
+                "send a smaller payload, or raise the broker's limit and the destination's payload_bytes_max"
+            }
             Kind::Unroutable => "declare a queue whose binding matches the topic; the event is sent again by itself",
             Kind::Refused => "make room in the queue or raise its limit; the event is sent again by itself",
             Kind::Unavailable => "start the server or correct its address; nothing is lost meanwhile",

@@ -233,7 +233,10 @@ impl Event {
         if self.payload.len() <= bytes_max {
             return Ok(());
         }
-        Err(Error::new(Kind::TooLarge, format!("the payload has {} bytes, the limit is {bytes_max}", self.payload.len())))
+        Err(Error::new(
+            Kind::TooLarge,
+            format!("the payload has {} bytes, the limit is {bytes_max}", self.payload.len()),
+        ))
     }
 
     /// Checks every rule that an event must keep before it may enter an outbox.
@@ -380,9 +383,8 @@ impl EventBuilder {
 
     /// A payload that serde writes as JSON.
     pub fn json<T: Serialize + ?Sized>(mut self, payload: &T) -> Result<Self> {
-        let bytes = serde_json::to_vec(payload).map_err(|error| {
-            Error::new(Kind::Invalid, "the payload cannot be written as JSON").with_source(error)
-        })?;
+        let bytes = serde_json::to_vec(payload)
+            .map_err(|error| Error::new(Kind::Invalid, "the payload cannot be written as JSON").with_source(error))?;
         self.event.payload = bytes.into();
         self.event.content_type = JSON.to_owned();
         Ok(self)

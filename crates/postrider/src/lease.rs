@@ -207,7 +207,8 @@ impl Share {
         // Tasks that were told to end. Nothing here waits for them: the other leases must be renewed meanwhile.
         let mut ending: Vec<(Lease, JoinHandle<()>)> = Vec::new();
         while !stop.is_cancelled() {
-            ending.extend(running.extract_if(|_, (_, task)| task.is_finished()).map(|(lease, (_, task))| (lease, task)));
+            ending
+                .extend(running.extract_if(|_, (_, task)| task.is_finished()).map(|(lease, (_, task))| (lease, task)));
             for (lease, _) in ending.extract_if(.., |(_, task)| task.is_finished()) {
                 self.free(&lease).await;
             }

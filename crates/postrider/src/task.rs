@@ -13,7 +13,9 @@ use crate::error::{Error, Kind, Result};
 pub(crate) const ANSWER_WAIT: Duration = Duration::from_secs(30);
 
 /// Starts a call and bounds the wait for it.
-pub(crate) fn start<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send + 'static) -> JoinHandle<Result<T>> {
+pub(crate) fn start<T: Send + 'static>(
+    call: impl Future<Output = Result<T>> + Send + 'static,
+) -> JoinHandle<Result<T>> {
     tokio::spawn(async {
         match tokio::time::timeout(ANSWER_WAIT, tokio::spawn(call)).await {
             Ok(result) => result.map_err(ended)?,

@@ -275,7 +275,7 @@ async fn check_broker(broker: &dyn Broker) -> Result<()> {
     Ok(())
 }
 
-/// Whether time may mend it: the broker is away, or asks publishers to wait.
+/// Whether time may mend it: the broker asks publishers to wait.
 fn is_passing(finding: &Finding) -> bool {
-    finding.remedy == Kind::Unavailable.remedy() || finding.check.ends_with(".blocked")
+    finding.check.ends_with(".blocked")
 }

@@ -138,7 +138,11 @@ impl Bed for PostgresBed {
     }
 
     async fn write_effect(tx: &mut Tx<Self>, consumer: &str, name: &str) -> Result<(), HandlerError> {
-        sqlx::query("INSERT INTO effect (consumer, name) VALUES ($1, $2)").bind(consumer).bind(name).execute(&mut **tx).await?;
+        sqlx::query("INSERT INTO effect (consumer, name) VALUES ($1, $2)")
+            .bind(consumer)
+            .bind(name)
+            .execute(&mut **tx)
+            .await?;
         Ok(())
     }
 
@@ -197,7 +201,11 @@ impl Bed for SqliteBed {
     }
 
     async fn write_effect(tx: &mut Tx<Self>, consumer: &str, name: &str) -> Result<(), HandlerError> {
-        sqlx::query("INSERT INTO effect (consumer, name) VALUES (?1, ?2)").bind(consumer).bind(name).execute(&mut **tx).await?;
+        sqlx::query("INSERT INTO effect (consumer, name) VALUES (?1, ?2)")
+            .bind(consumer)
+            .bind(name)
+            .execute(&mut **tx)
+            .await?;
         Ok(())
     }
 

@@ -80,7 +80,8 @@ pub async fn the_whole_envelope_arrives(bed: &impl BrokerBed) {
         .expect("JSON")
         .build()
         .expect("valid");
-    let bytes = Event::builder("files.made", "file").source("shop").payload("application/octet-stream", vec![0u8, 255, 7]);
+    let bytes =
+        Event::builder("files.made", "file").source("shop").payload("application/octet-stream", vec![0u8, 255, 7]);
     let bytes = bytes.build().expect("valid");
     publish(bed, vec![full.clone(), bytes.clone()]).await;
     let mut arrived = BTreeMap::new();

@@ -161,7 +161,8 @@ pub async fn a_failed_commit_is_tried_again(bed: &impl Bed) {
 /// Many keys at full concurrency: each key in order, each event once.
 pub async fn each_key_keeps_its_order_at_any_concurrency(bed: &impl Bed) {
     let parts = real(bed);
-    let events: Vec<Event> = (0..120).map(|n| event(&format!("{}", n % 12), &format!("{:02}/{n:03}", n % 12))).collect();
+    let events: Vec<Event> =
+        (0..120).map(|n| event(&format!("{}", n % 12), &format!("{:02}/{n:03}", n % 12))).collect();
     let batch: Vec<Arc<Event>> = events.into_iter().map(Arc::new).collect();
     assert!(parts.broker.publish(&batch).await.iter().all(Result::is_ok));
     run_until(bed, &parts, Flaky::failing(10), 120, 2 * APPLIED).await;

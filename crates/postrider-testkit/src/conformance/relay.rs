@@ -8,8 +8,8 @@ use postrider::Kind;
 use postrider::broker::Broker;
 use postrider::event::Event;
 use postrider::lease::{LeaseTimes, Leases};
-use postrider::upkeep::Upkeep;
 use postrider::relay::{Backoff, BreakerSettings, Relay, RelaySettings};
+use postrider::upkeep::Upkeep;
 use tokio_util::sync::CancellationToken;
 
 use super::bed::{Bed, event, name};
@@ -256,7 +256,8 @@ pub async fn lanes_are_shared_between_instances(bed: &impl Bed) {
     let store = bed.store().clone();
     until("sharing", async || {
         let leases = store.leases().await.expect("answers");
-        let owners: HashSet<_> = leases.iter().filter(|view| view.remaining.is_some()).map(|v| &v.lease.owner).collect();
+        let owners: HashSet<_> =
+            leases.iter().filter(|view| view.remaining.is_some()).map(|v| &v.lease.owner).collect();
         leases.len() == 4 && owners.len() == 2
     })
     .await;

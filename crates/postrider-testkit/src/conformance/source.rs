@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use postrider::Kind;
 use postrider::lease::Leases;
-use postrider::upkeep::Upkeep;
 use postrider::source::{Failure, Page, Park, ParkedState, Position, Settlement, Source};
+use postrider::upkeep::Upkeep;
 
 use super::bed::{Bed, event, name};
 
@@ -159,7 +159,8 @@ pub async fn settle_refuses_a_stale_lease(bed: &impl Bed) {
     let opened = source.open(&successor).await.expect("opens");
     assert_eq!(opened.position, position);
 
-    let park = Park { id: page.rows[0].id, state: ParkedState::Waiting, attempts: 0, delay: Duration::ZERO, failure: None };
+    let park =
+        Park { id: page.rows[0].id, state: ParkedState::Waiting, attempts: 0, delay: Duration::ZERO, failure: None };
     for settlement in [
         Settlement { position: Some(page.next.clone()), ..Settlement::default() },
         Settlement { position: Some(page.next), park: vec![park], ..Settlement::default() },
@@ -223,7 +224,10 @@ pub async fn a_failed_event_keeps_its_key_back(bed: &impl Bed) {
     let position = source.open(&lease).await.expect("opens").position;
     let page = source.read(&lease, &position, 10).await.expect("reads");
     let park = vec![failed(page.rows[0].id, ParkedState::Failed, Duration::ZERO), waiting(page.rows[1].id)];
-    source.settle(&lease, &Settlement { position: Some(page.next), park, ..Settlement::default() }).await.expect("settles");
+    source
+        .settle(&lease, &Settlement { position: Some(page.next), park, ..Settlement::default() })
+        .await
+        .expect("settles");
     assert!(source.due(&lease, 10).await.expect("answers").is_empty());
     let backlog = bed.store().backlog("default").await.expect("answers");
     assert_eq!((backlog.pending, backlog.waiting, backlog.failed), (0, 1, 1));
@@ -289,7 +293,8 @@ pub async fn changing_the_number_of_lanes_loses_nothing(bed: &impl Bed) {
 
 /// The backlog is what is committed and not settled, with its age.
 pub async fn the_backlog_is_what_waits(bed: &impl Bed) {
-    let old = event("k", "old").rebuild().time(chrono::Utc::now() - chrono::Duration::seconds(7200)).build().expect("valid");
+    let old =
+        event("k", "old").rebuild().time(chrono::Utc::now() - chrono::Duration::seconds(7200)).build().expect("valid");
     let mut tx = bed.begin().await;
     tx.append(&old).await;
     tx.commit().await;

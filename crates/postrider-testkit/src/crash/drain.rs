@@ -116,7 +116,10 @@ impl Run<'_> {
             }
         }
         lines.extend(ledger.relay_state().await.unwrap_or_default());
-        lines.push(format!("queues (ready, unacked, consumers):\n{}", self.queues().await.unwrap_or_else(|e| e.to_string())));
+        lines.push(format!(
+            "queues (ready, unacked, consumers):\n{}",
+            self.queues().await.unwrap_or_else(|e| e.to_string())
+        ));
         lines.join("\n")
     }
 }

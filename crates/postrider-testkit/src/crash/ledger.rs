@@ -104,12 +104,18 @@ impl Ledger {
 
     /// Who holds what.
     pub(super) async fn slots(&self) -> Result<Vec<Slot>> {
-        let rows = sqlx::query("SELECT group_name, slot, owner, epoch FROM postrider.lease WHERE slot >= 0 ORDER BY 1, 2")
-            .fetch_all(&self.pool)
-            .await?;
+        let rows =
+            sqlx::query("SELECT group_name, slot, owner, epoch FROM postrider.lease WHERE slot >= 0 ORDER BY 1, 2")
+                .fetch_all(&self.pool)
+                .await?;
         rows.iter()
             .map(|row| {
-                Ok(Slot { group: row.try_get(0)?, slot: row.try_get(1)?, owner: row.try_get(2)?, epoch: row.try_get(3)? })
+                Ok(Slot {
+                    group: row.try_get(0)?,
+                    slot: row.try_get(1)?,
+                    owner: row.try_get(2)?,
+                    epoch: row.try_get(3)?,
+                })
             })
             .collect()
     }

@@ -140,12 +140,14 @@ async fn transact(
         versions.push(version);
     }
     Outbox::new().append_all(&mut *tx, &events).await?;
-    sqlx::query("INSERT INTO crash.ledger (event_id, key, version) SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[])")
-        .bind(&*ids)
-        .bind(keys)
-        .bind(versions)
-        .execute(&mut *tx)
-        .await?;
+    sqlx::query(
+        "INSERT INTO crash.ledger (event_id, key, version) SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[])",
+    )
+    .bind(&*ids)
+    .bind(keys)
+    .bind(versions)
+    .execute(&mut *tx)
+    .await?;
     if let (Some(hold), false) = (hold, is_held_first) {
         tokio::time::sleep(hold).await;
     }

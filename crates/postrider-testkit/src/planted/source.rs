@@ -33,12 +33,13 @@ pub struct PlantedSource {
 
 impl PlantedSource {
     async fn read_by_id(&self, from: &Position, limit: usize) -> Result<Page> {
-        let rows = sqlx::query("SELECT id, key, payload::text FROM postrider.outbox WHERE id > $1 ORDER BY id LIMIT $2")
-            .bind(from.last_id())
-            .bind(limit as i64)
-            .fetch_all(self.store.pool())
-            .await
-            .map_err(db)?;
+        let rows =
+            sqlx::query("SELECT id, key, payload::text FROM postrider.outbox WHERE id > $1 ORDER BY id LIMIT $2")
+                .bind(from.last_id())
+                .bind(limit as i64)
+                .fetch_all(self.store.pool())
+                .await
+                .map_err(db)?;
         let rows = rows.iter().map(row).collect::<Result<Vec<_>>>()?;
         let last = rows.last().map_or(from.last_id(), |row| row.id);
         Ok(Page { rows, next: Position::at_id(last), has_more: false })

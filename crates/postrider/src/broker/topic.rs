@@ -54,7 +54,13 @@ mod tests {
         for (pattern, topic) in yes {
             assert!(matches(pattern, topic), "{pattern} should match {topic}");
         }
-        let no = [("orders.*", "orders"), ("orders.*", "orders.a.b"), ("a.#.z", "a.b"), ("orders", "orders.x"), ("*", "a.b")];
+        let no = [
+            ("orders.*", "orders"),
+            ("orders.*", "orders.a.b"),
+            ("a.#.z", "a.b"),
+            ("orders", "orders.x"),
+            ("*", "a.b"),
+        ];
         for (pattern, topic) in no {
             assert!(!matches(pattern, topic), "{pattern} should not match {topic}");
         }

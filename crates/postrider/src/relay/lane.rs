@@ -13,8 +13,8 @@ use crate::broker::{Batching, Broker};
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
 use crate::metrics;
-use crate::task;
 use crate::source::{Opened, Page, ParkedRow, Position, Settlement, Source};
+use crate::task;
 
 /// The position is written at most this often while events flow. A crash republishes what was confirmed since; the
 /// longer the wait, the fewer row versions pile up under a long-running snapshot.
@@ -289,8 +289,8 @@ impl<'a> Run<'a> {
     }
 
     fn start_settling(&mut self, now: Instant) -> Instant {
-        let is_due = self.pipeline.has_urgent()
-            || (self.pipeline.has_finished_page() && now >= self.last_settle + SETTLE_EVERY);
+        let is_due =
+            self.pipeline.has_urgent() || (self.pipeline.has_finished_page() && now >= self.last_settle + SETTLE_EVERY);
         if self.settling.is_none() && is_due {
             let settlement = self.pipeline.settlement();
             self.settling = Some(self.settle(settlement));

@@ -215,10 +215,8 @@ impl Pipeline {
             Retry::Later if attempts < self.policy.attempts_max => ParkedState::Retrying,
             Retry::Later | Retry::ByHand | Retry::Never => ParkedState::Failed,
         };
-        let failure = Failure {
-            kind: error.kind().as_str().to_owned(),
-            message: format!("{error}; {}", error.remedy()),
-        };
+        let failure =
+            Failure { kind: error.kind().as_str().to_owned(), message: format!("{error}; {}", error.remedy()) };
         if page.is_some() {
             self.park_new(page, id, key, state, attempts, Some(failure));
         } else {
@@ -387,11 +385,8 @@ mod tests {
     fn what_was_parked_follows_in_order_and_frees_its_key() {
         for batching in [Batching::Independent, Batching::Atomic] {
             let mut pipeline = pipeline(batching);
-            let opened = Opened {
-                position: Position::default(),
-                parked_keys: vec![("a".to_owned(), 2)],
-                parked_keyless: 0,
-            };
+            let opened =
+                Opened { position: Position::default(), parked_keys: vec![("a".to_owned(), 2)], parked_keyless: 0 };
             assert!(pipeline.set_parked(&opened, 0));
             let due = |id| ParkedRow { row: row(id, "a"), attempts: 1 };
             pipeline.accept_due(vec![due(1), due(2)], |_| Ok(()));

@@ -11,20 +11,17 @@ use super::settings::Address;
 use super::topology::Topology;
 use crate::broker::Broker;
 use crate::doctor::Finding;
-use crate::error::Kind;
+use crate::error::{Kind, Result};
 
 /// What the client says first, and what we compare with.
 const PROTOCOL_HEADER: &[u8] = b"AMQP\x00\x00\x09\x01";
 /// `connection.start` lists the server's properties, about half a kilobyte.
 const START_BYTES_MAX: usize = 4096;
 
-pub(super) async fn inspect(broker: &RabbitMq) -> Vec<Finding> {
+pub(super) async fn inspect(broker: &RabbitMq) -> Result<Vec<Finding>> {
     let shown = &broker.address.shown;
     // Over the consuming connection: one that RabbitMQ has blocked answers nothing.
-    let live = match broker.consuming.live().await {
-        Ok(live) => live,
-        Err(error) => return vec![Finding::of("rabbitmq.connection", &error)],
-    };
+    let live = broker.consuming.live().await?;
     let version = server_version(&broker.address, broker.settings.connect_timeout).await;
     let mut findings = vec![match &version {
         Some(version) => Finding::ok("rabbitmq.connection", format!("connected to {shown}, {version}")),
@@ -76,7 +73,7 @@ pub(super) async fn inspect(broker: &RabbitMq) -> Vec<Finding> {
             "use amqps:// and the broker's TLS listener",
         ));
     }
-    findings
+    Ok(findings)
 }
 
 fn is_local(host: &str) -> bool {

@@ -169,6 +169,8 @@ impl Broker for RabbitMq {
     }
 
     async fn inspect(&self) -> Result<Vec<Finding>> {
-        tokio::time::timeout(self.settings.publish_timeout, inspect::inspect(self)).await.map_err(|_| self.unanswered())
+        tokio::time::timeout(self.settings.publish_timeout, inspect::inspect(self))
+            .await
+            .map_err(|_| self.unanswered())?
     }
 }

@@ -85,7 +85,11 @@ fn skew(before: DateTime<Utc>, database: DateTime<Utc>, after: DateTime<Utc>) ->
 fn long_transaction(secs: i64) -> Finding {
     if secs > LONG_TRANSACTION_SECS {
         let text = format!("a writing transaction has been open for {secs} s; its own events wait for its end");
-        return Finding::warning("postgres.long_transaction", text, "look at pg_stat_activity for the oldest xact_start");
+        return Finding::warning(
+            "postgres.long_transaction",
+            text,
+            "look at pg_stat_activity for the oldest xact_start",
+        );
     }
     Finding::ok("postgres.long_transaction", "none")
 }

@@ -46,7 +46,9 @@ fn of_code(code: &str, text: String) -> Error {
     let error = Error::new(kind, text);
     match (kind, code) {
         (Kind::Missing, _) => error.with_remedy("create the database, or correct its name in store.url"),
-        (Kind::Denied, "42501") => error.with_remedy("grant the rights listed in docs/reference/postgres.md to the user"),
+        (Kind::Denied, "42501") => {
+            error.with_remedy("grant the rights listed in docs/reference/postgres.md to the user")
+        }
         (Kind::Denied, _) => error.with_remedy("correct the user or the password in store.url"),
         (Kind::Unavailable, "57P03") => error.with_remedy("wait: the server is starting up or shutting down"),
         _ => error,

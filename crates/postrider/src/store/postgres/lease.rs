@@ -56,7 +56,12 @@ impl Leases for PostgresStore {
                 "held" => {
                     let epoch = row.try_get(2).map_err(db)?;
                     roll.taken.push(slot as u32);
-                    roll.held.push(Lease { group: group.to_owned(), slot: slot as u32, owner: owner.to_owned(), epoch });
+                    roll.held.push(Lease {
+                        group: group.to_owned(),
+                        slot: slot as u32,
+                        owner: owner.to_owned(),
+                        epoch,
+                    });
                 }
                 "taken" => roll.taken.push(slot as u32),
                 _ => roll.members += 1,
@@ -75,12 +80,7 @@ impl Leases for PostgresStore {
             .await
             .map_err(db)?;
         row.map(|row| {
-            Ok(Lease {
-                group: group.to_owned(),
-                slot,
-                owner: owner.to_owned(),
-                epoch: row.try_get(0).map_err(db)?,
-            })
+            Ok(Lease { group: group.to_owned(), slot, owner: owner.to_owned(), epoch: row.try_get(0).map_err(db)? })
         })
         .transpose()
     }

@@ -63,10 +63,9 @@ impl Migrate for PostgresStore {
                 .and_then(|row| row.try_get(0))
                 .map_err(db)?;
             for migration in SCHEMA.migrations.iter().filter(|migration| migration.version > found) {
-                sqlx::raw_sql(migration.sql)
-                    .execute(&mut *tx)
-                    .await
-                    .map_err(|error| db(error).context(format!("migration {} {}", migration.version, migration.name)))?;
+                sqlx::raw_sql(migration.sql).execute(&mut *tx).await.map_err(|error| {
+                    db(error).context(format!("migration {} {}", migration.version, migration.name))
+                })?;
                 sqlx::query("INSERT INTO postrider.migration (version, name) VALUES ($1, $2)")
                     .bind(migration.version)
                     .bind(migration.name)

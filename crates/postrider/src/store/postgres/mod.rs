@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::{Connection as _, PgConnection, PgPool};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection as _, PgConnection, PgPool};
 
 use crate::doctor::Finding;
 use crate::error::{Error, Kind, Result};

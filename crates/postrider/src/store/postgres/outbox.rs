@@ -32,8 +32,9 @@ impl OutboxWriter for PgConnection {
         let mut bytes = Vec::with_capacity(events.len());
         for event in events {
             if event.is_json() {
-                let text = std::str::from_utf8(&event.payload)
-                    .map_err(|_| Error::new(Kind::Invalid, format!("the payload of event {} is not UTF-8", event.id)))?;
+                let text = std::str::from_utf8(&event.payload).map_err(|_| {
+                    Error::new(Kind::Invalid, format!("the payload of event {} is not UTF-8", event.id))
+                })?;
                 json.push(Some(text));
                 bytes.push(None);
             } else {

@@ -176,7 +176,8 @@ async fn require_alone(tx: &mut PgConnection, consumer: &ConsumerSpec, lease: &L
     if is_alone {
         return Ok(());
     }
-    let text = format!("consumer {} has {found} slots in the database, its settings say {}", consumer.name, consumer.slots);
+    let text =
+        format!("consumer {} has {found} slots in the database, its settings say {}", consumer.name, consumer.slots);
     Err(Error::new(Kind::Config, text)
         .with_remedy(format!("stop all other instances before changing the number, or set slots = {found}")))
 }

@@ -57,7 +57,9 @@ fn headers(value: Value) -> Result<BTreeMap<String, String>> {
     map.into_iter()
         .map(|(name, value)| match value {
             Value::String(text) => Ok((name, text)),
-            _ => Err(Error::new(Kind::Invalid, format!("the header {name:?} cannot be sent: its value is not a string"))),
+            _ => {
+                Err(Error::new(Kind::Invalid, format!("the header {name:?} cannot be sent: its value is not a string")))
+            }
         })
         .collect()
 }

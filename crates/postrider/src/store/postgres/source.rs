@@ -178,7 +178,10 @@ impl LogSource {
         }
         Err(Error::new(
             Kind::Config,
-            format!("destination {} has {found} lanes in the database, relay.lanes says {}", self.destination, self.lanes),
+            format!(
+                "destination {} has {found} lanes in the database, relay.lanes says {}",
+                self.destination, self.lanes
+            ),
         )
         .with_remedy(format!("stop all other instances before changing the number, or set relay.lanes = {found}")))
     }
@@ -209,7 +212,10 @@ impl LogSource {
             .map_err(db)?;
         if written != ids.len() as i64 {
             // Moving the position past a row that is not in the side table would lose it.
-            return Err(Error::new(Kind::Corrupt, format!("{} events to park, {written} found in the outbox", ids.len())));
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("{} events to park, {written} found in the outbox", ids.len()),
+            ));
         }
         Ok(())
     }
@@ -382,7 +388,10 @@ impl Source for LogSource {
 }
 
 fn lease_lost(lease: &Lease) -> Error {
-    Error::new(Kind::LeaseLost, format!("{} slot {} was taken over after epoch {}", lease.group, lease.slot, lease.epoch))
+    Error::new(
+        Kind::LeaseLost,
+        format!("{} slot {} was taken over after epoch {}", lease.group, lease.slot, lease.epoch),
+    )
 }
 
 pub(super) async fn read(reader: &mut PgConnection, filter: LaneFilter, from: &Position, limit: usize) -> Result<Page> {

@@ -179,12 +179,12 @@ pub(super) async fn create_partitions(pool: &PgPool) -> Result<u32> {
             "SELECT to_regclass($1) IS NOT NULL OR EXISTS (SELECT 1 FROM postrider.outbox_default \
              WHERE created_at >= $2::date AT TIME ZONE 'UTC' AND created_at < ($2::date + 1) AT TIME ZONE 'UTC')",
         )
-            .bind(format!("postrider.{name}"))
-            .bind(day)
-            .fetch_one(pool)
-            .await
-            .and_then(|row| row.try_get(0))
-            .map_err(db)?;
+        .bind(format!("postrider.{name}"))
+        .bind(day)
+        .fetch_one(pool)
+        .await
+        .and_then(|row| row.try_get(0))
+        .map_err(db)?;
         if exists {
             continue;
         }

@@ -97,9 +97,7 @@ impl SqliteStore {
     /// The last message that may go: every consumer has passed it, and it is past its retention.
     async fn queue_end(&self, retention: Duration) -> Result<Option<i64>, sqlx::Error> {
         let (cutoff, _) = self.cutoff(retention).await?;
-        let row = sqlx::query("SELECT min(\"offset\") FROM cursor")
-            .fetch_one(&self.inner.reader)
-            .await?;
+        let row = sqlx::query("SELECT min(\"offset\") FROM cursor").fetch_one(&self.inner.reader).await?;
         let Some(passed) = row.try_get::<Option<i64>, _>(0)? else { return Ok(None) };
         let young = sqlx::query(
             "SELECT \"offset\" FROM message WHERE \"offset\" <= ? AND appended_at > ? ORDER BY \"offset\" LIMIT 1",
