@@ -1,5 +1,7 @@
 //! `postrider demo --exit`: the proof, from outside.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
+
 use std::process::{Command, Stdio};
 
 #[test]

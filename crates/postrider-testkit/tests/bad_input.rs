@@ -1,6 +1,8 @@
 //! Bad input on the whole way, PostgreSQL to RabbitMQ: one clear message that names the thing and the remedy, nothing
 //! is lost, other events flow on.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
+
 use std::sync::Arc;
 use std::time::Duration;
 

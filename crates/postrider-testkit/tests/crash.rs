@@ -1,5 +1,7 @@
 //! The crash run, short enough for every change. `make crash` runs the long one.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
+
 mod own_servers {
     use std::process::Command;
 

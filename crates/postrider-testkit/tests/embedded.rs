@@ -1,5 +1,7 @@
 //! The embedded broker keeps every contract of a broker, on both stores.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 

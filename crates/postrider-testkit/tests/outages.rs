@@ -1,5 +1,7 @@
 //! RabbitMQ that goes away, comes back and asks for mercy, in the middle of a relay's work.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
+
 mod own_servers {
     use std::collections::HashSet;
     use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Each planted bug is caught by the suites, each time.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
+
 use std::sync::Arc;
 
 use async_trait::async_trait;

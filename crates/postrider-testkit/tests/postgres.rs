@@ -1,5 +1,7 @@
 //! PostgreSQL keeps every contract of a store.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
+
 use postrider_testkit::conformance::bed::PostgresBed;
 use postrider_testkit::suite;
 

@@ -1,5 +1,7 @@
 //! RabbitMQ keeps every contract of a broker.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
+
 mod rabbit_bed;
 
 use postrider_testkit::suite;

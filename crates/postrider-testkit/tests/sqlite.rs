@@ -1,5 +1,7 @@
 //! SQLite keeps every contract of a store. It has one writer, so nothing commits late.
 
+#![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
+
 use postrider_testkit::conformance::bed::SqliteBed;
 use postrider_testkit::suite;
 

@@ -4,6 +4,8 @@
 //! and calls [`crate::suite!`] with it; the planted bugs of [`crate::planted`] run the same functions and must be
 //! caught by them.
 
+#![allow(clippy::expect_used, reason = "a suite says that a contract is broken by a panic")]
+
 pub mod bed;
 pub mod broker;
 pub mod consumer;

@@ -373,10 +373,10 @@ impl<'a> Run<'a> {
 
     fn take_due(&mut self, due: Due) {
         let now = Instant::now();
-        if let Some((version, opened)) = due.keys {
-            if self.pipeline.set_parked(&opened, version) {
-                self.next_reopen = now + REOPEN_EVERY;
-            }
+        if let Some((version, opened)) = due.keys
+            && self.pipeline.set_parked(&opened, version)
+        {
+            self.next_reopen = now + REOPEN_EVERY;
         }
         // A full page means that there is more to come.
         self.next_due = if due.rows.len() < DUE_LIMIT { now + DUE_EVERY } else { now };
