@@ -119,10 +119,13 @@ pub enum Answer {
     DownAfterWrite,
 }
 
+/// What to answer to an event at its n-th attempt.
+type Script = Box<dyn Fn(&Event, u32) -> Answer + Send + Sync>;
+
 /// A broker in memory that answers as it is told, and remembers what arrived, in order.
 pub struct ScriptedBroker {
     batching: Batching,
-    answer: Box<dyn Fn(&Event, u32) -> Answer + Send + Sync>,
+    answer: Script,
     arrived: Mutex<Vec<Event>>,
     attempts: Mutex<std::collections::HashMap<uuid::Uuid, u32>>,
     calls: AtomicU32,

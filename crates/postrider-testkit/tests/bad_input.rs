@@ -67,10 +67,10 @@ async fn until_status(store: &PostgresStore, id: uuid::Uuid, status: &str) -> St
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
         let found = failure(store, id).await;
-        if let Some((found, error)) = &found {
-            if found == status {
-                return error.clone();
-            }
+        if let Some((found, error)) = &found
+            && found == status
+        {
+            return error.clone();
         }
         assert!(tokio::time::Instant::now() < deadline, "event {id} is {found:?}, not {status}");
         tokio::time::sleep(Duration::from_millis(50)).await;

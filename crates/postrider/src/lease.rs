@@ -215,7 +215,7 @@ impl Share {
             match self.run_once().await {
                 Ok(change) => {
                     for lease in change.lost.iter().chain(&change.excess) {
-                        tracing::warn!(group = %self.group, slot = lease.slot, epoch = lease.epoch, "lease ends");
+                        tracing::info!(group = %self.group, slot = lease.slot, epoch = lease.epoch, "lease ends");
                         if let Some((token, task)) = running.remove(lease) {
                             token.cancel();
                             ending.push((lease.clone(), task));

@@ -31,21 +31,21 @@
 //! # }
 //! ```
 
-pub mod broker;
-pub mod doctor;
 pub mod error;
 pub mod event;
-pub mod handler;
-pub mod inbox;
-pub mod lease;
-pub mod metrics;
-pub mod migrate;
 pub mod outbox;
-pub mod relay;
 pub mod source;
+pub mod relay;
+pub mod broker;
+pub mod inbox;
+pub mod handler;
+pub mod lease;
+pub mod upkeep;
+pub mod migrate;
+pub mod doctor;
+pub mod metrics;
 pub mod store;
 mod task;
-pub mod upkeep;
 
 pub use error::{Error, Kind, Result, Retry};
 pub use event::{Event, EventBuilder, Payload};

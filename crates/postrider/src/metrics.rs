@@ -13,7 +13,7 @@ use crate::upkeep::Backlog;
 pub fn describe() {
     describe_counter!("postrider_published_total", "Events confirmed by the broker");
     describe_counter!("postrider_publish_failed_total", "Publish attempts that failed, by error kind");
-    describe_counter!("postrider_parked_total", "Events set aside in the side table, by state");
+    describe_counter!("postrider_parked_total", "Failed attempts that set an event aside, by the state it got");
     describe_gauge!("postrider_breaker_open", "1 while publishing to the destination is stopped");
     describe_gauge!("postrider_lanes_held", "Lanes that this instance works on");
     describe_gauge!("postrider_outbox_pending", "Committed events that are not published yet (counted up to 10,000)");

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use super::pipeline::{Item, Pipeline, RetryPolicy};
+use super::pipeline::{Item, Notice, Pipeline, RetryPolicy};
 use super::{Backoff, Gate, Permit, RelaySettings};
 use crate::broker::{Batching, Broker};
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
 use crate::metrics;
-use crate::source::{Opened, Page, ParkedRow, Position, Settlement, Source};
+use crate::source::{Opened, Page, ParkedRow, ParkedState, Position, Settlement, Source};
 use crate::task;
 
 /// The position is written at most this often while events flow. A crash republishes what was confirmed since; the
@@ -61,6 +61,11 @@ impl Lane {
             Ok(()) => {}
             Err(error) if error.kind() == Kind::LeaseLost => {
                 tracing::warn!(destination, lane, "another instance has taken over the lane");
+            }
+            // Another life of the database, or a setting: nothing flows until a person has looked.
+            Err(error) if error.kind() != Kind::Unavailable => {
+                tracing::error!(destination, lane, error_type = error.kind().as_str(), %error, causes = ?error.causes(),
+                    remedy = error.remedy(), "the lane stands still and tries again");
             }
             Err(error) => {
                 tracing::warn!(destination, lane, error_type = error.kind().as_str(), %error,
@@ -261,9 +266,6 @@ impl<'a> Run<'a> {
                 }
                 Err(error) if error.kind().belongs_to_event() => {
                     metrics::publish_failed(destination, error.kind(), 1);
-                    tracing::warn!(destination = %destination, event = %item.event.id(), topic = item.event.topic(),
-                        error_type = error.kind().as_str(), %error, remedy = error.remedy(), "an event was set aside");
-                    metrics::parked(destination, "failure");
                     self.pipeline.refused(item, &error);
                 }
                 Err(error) => {
@@ -289,6 +291,7 @@ impl<'a> Run<'a> {
     }
 
     fn start_settling(&mut self, now: Instant) -> Instant {
+        self.tell();
         let is_due =
             self.pipeline.has_urgent() || (self.pipeline.has_finished_page() && now >= self.last_settle + SETTLE_EVERY);
         if self.settling.is_none() && is_due {
@@ -298,6 +301,35 @@ impl<'a> Run<'a> {
         match self.settling.is_none() && self.pipeline.has_finished_page() {
             true => self.last_settle + SETTLE_EVERY,
             false => now + self.lane.settings.poll,
+        }
+    }
+
+    /// Says what was set aside, and why.
+    fn tell(&mut self) {
+        let (destination, lane) = (&self.lane.destination, self.lane.lease.slot);
+        for Notice { id, state, attempts, failure } in self.pipeline.notices() {
+            metrics::parked(destination, state.as_str());
+            let (error_type, error) = (&failure.kind, &failure.message);
+            match state {
+                ParkedState::Failed => tracing::error!(
+                    destination,
+                    lane,
+                    outbox_id = id,
+                    attempts,
+                    error_type,
+                    error,
+                    "an event failed and is kept; a person must decide, its key waits behind it"
+                ),
+                ParkedState::Retrying | ParkedState::Waiting => tracing::warn!(
+                    destination,
+                    lane,
+                    outbox_id = id,
+                    attempts,
+                    error_type,
+                    error,
+                    "an event was set aside and is tried again"
+                ),
+            }
         }
     }
 

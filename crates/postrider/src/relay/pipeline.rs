@@ -27,6 +27,15 @@ pub(super) struct Item {
     pub event: Arc<Event>,
 }
 
+/// What an operator should hear of an event that was set aside.
+#[derive(Debug)]
+pub(super) struct Notice {
+    pub id: i64,
+    pub state: ParkedState,
+    pub attempts: u32,
+    pub failure: Failure,
+}
+
 struct PageState {
     next: Position,
     open: usize,
@@ -54,6 +63,7 @@ pub(super) struct Pipeline {
     /// Items that came from the side table and are not settled yet.
     due_open: usize,
     settlement: Settlement,
+    notices: Vec<Notice>,
 }
 
 impl Pipeline {
@@ -70,6 +80,7 @@ impl Pipeline {
             parked_version: 0,
             due_open: 0,
             settlement: Settlement::default(),
+            notices: Vec::new(),
         }
     }
 
@@ -217,6 +228,7 @@ impl Pipeline {
         };
         let failure =
             Failure { kind: error.kind().as_str().to_owned(), message: format!("{error}; {}", error.remedy()) };
+        self.notices.push(Notice { id, state, attempts, failure: failure.clone() });
         if page.is_some() {
             self.park_new(page, id, key, state, attempts, Some(failure));
         } else {
@@ -291,6 +303,11 @@ impl Pipeline {
             }
         }
         std::mem::take(&mut self.settlement)
+    }
+
+    /// What was set aside since the last call.
+    pub fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Whether something other than the position waits to be written.

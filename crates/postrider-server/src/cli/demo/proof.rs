@@ -1,6 +1,6 @@
 //! The proof: what the database says after everything has been killed, started again and drained.
 
-use comfy_table::{Cell, CellAlignment, Color};
+use comfy_table::{Cell, CellAlignment, Color, Table};
 use postrider::store::sqlite::SqliteStore;
 use serde::Serialize;
 
@@ -93,15 +93,31 @@ impl Proof {
         if is_json {
             return output::json(self);
         }
+        output::print(self.table())
+    }
+
+    fn table(&self) -> Table {
+        let rows: Vec<[(&str, Cell); 8]> = self.groups.iter().map(|group| self.row(group)).collect();
         let mut table =
-            output::table(&["group", "committed", "applied", "lost", "doubled", "reordered", "rolled back"]);
-        for group in &self.groups {
-            let mut row = vec![Cell::new(group.group)];
-            row.extend([self.committed, self.rolled_back, group.applied].map(number));
-            row.extend([group.lost, group.doubled, group.reordered, group.phantom].map(verdict));
-            table.add_row(row);
+            output::table(&rows.first().map(|row| row.each_ref().map(|(name, _)| *name)).unwrap_or_default());
+        for row in rows {
+            table.add_row(row.map(|(_, cell)| cell));
         }
-        output::print(table)
+        table
+    }
+
+    /// A group's figures, each with its name, so that none can stand under another's.
+    fn row(&self, group: &GroupProof) -> [(&'static str, Cell); 8] {
+        [
+            ("group", Cell::new(group.group)),
+            ("committed", number(self.committed)),
+            ("rolled back", number(self.rolled_back)),
+            ("applied", number(group.applied)),
+            ("lost", verdict(group.lost)),
+            ("doubled", verdict(group.doubled)),
+            ("reordered", verdict(group.reordered)),
+            ("phantom", verdict(group.phantom)),
+        ]
     }
 }
 
@@ -113,4 +129,35 @@ fn number(count: u64) -> Cell {
 fn verdict(count: u64) -> Cell {
     let color = if count == 0 { Color::Green } else { Color::Red };
     output::coloured(&grouped(count), color).set_alignment(CellAlignment::Right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GroupProof, Proof};
+
+    #[test]
+    fn every_figure_stands_under_its_name() {
+        let group = GroupProof { group: "billing", applied: 3, lost: 4, doubled: 5, reordered: 6, phantom: 7 };
+        let proof = Proof {
+            holds: false,
+            committed: 1,
+            rolled_back: 2,
+            republished: 0,
+            groups: vec![group],
+            takeovers: Vec::new(),
+            seconds: 0.0,
+        };
+        let text = proof.table().to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        for (name, figure) in
+            ["COMMITTED", "ROLLED BACK", "APPLIED", "LOST", "DOUBLED", "REORDERED", "PHANTOM"].iter().zip(1..)
+        {
+            let end = lines[0].find(name).expect(name) + name.len();
+            assert_eq!(
+                lines[1][..end].split_whitespace().next_back(),
+                Some(figure.to_string().as_str()),
+                "{name}\n{text}"
+            );
+        }
+    }
 }

@@ -113,7 +113,10 @@ async fn rights(pool: &PgPool) -> Result<Vec<Finding>> {
             Some(false) => findings.push(Finding::error(
                 "postgres.rights",
                 format!("the user may not read and write postrider.{table}"),
-                format!("GRANT SELECT, INSERT, UPDATE, DELETE ON postrider.{table} TO <user>"),
+                match table {
+                    "outbox" => "GRANT SELECT, INSERT ON postrider.outbox TO <user>".to_owned(),
+                    _ => format!("GRANT SELECT, INSERT, UPDATE, DELETE ON postrider.{table} TO <user>"),
+                },
             )),
             // The schema check says what to do.
             None => return Ok(findings),
