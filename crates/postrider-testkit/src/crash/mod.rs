@@ -17,7 +17,7 @@ mod producer;
 pub use consumer::{ConsumeOptions, consume, declare};
 pub use outcome::Outcome;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -136,6 +136,8 @@ pub async fn run(options: Options) -> Result<Outcome> {
     let worked = started.elapsed();
     if !problems.is_empty() {
         problems.push(faults.fleet.logs());
+        let servers = [faults.postgres.lock().await.pid(), faults.rabbit.lock().await.pid()];
+        servers.into_iter().flatten().for_each(|pid| keep_server_logs(pid, &places.folder));
     }
     problems.extend(faults.fleet.stop().await?);
 
@@ -147,6 +149,20 @@ pub async fn run(options: Options) -> Result<Outcome> {
     let outcome = Outcome::new(options, report, record, problems, worked, unknown, failed);
     outcome.keep_or_remove(&places.folder);
     Ok(outcome)
+}
+
+/// Copies a server's logs out of its folder, which goes with the server. What cannot be copied is not worth failing for.
+fn keep_server_logs(pid: u32, folder: &Path) {
+    let Ok(home) = std::fs::read_link(format!("/proc/{pid}/cwd")) else { return };
+    // RabbitMQ has a folder of logs beside what it says on its standard output; PostgreSQL works in a folder below.
+    let places = [home.join("logs"), home.clone(), home.join("..")];
+    let files = places.into_iter().flat_map(|place| std::fs::read_dir(place).into_iter().flatten());
+    for file in files.filter_map(|entry| Some(entry.ok()?.path())) {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if file.is_file() && (name == "log" || name.ends_with(".log")) {
+            let _ = std::fs::copy(&file, folder.join(format!("server-{pid}-{name}")));
+        }
+    }
 }
 
 /// Servers, tables, queues and processes.
