@@ -114,7 +114,9 @@ impl Subscription for QueueSubscription {
         let closing = self.channel.close(REPLY_SUCCESS, "stopped".into());
         match tokio::time::timeout(CLOSE_WAIT, closing).await {
             Ok(closed) => closed.map_err(|error| self.ended(error)),
-            Err(_) => Err(Error::new(Kind::Unavailable, format!("RabbitMQ at {} does not close a channel", self.shown))),
+            Err(_) => {
+                Err(Error::new(Kind::Unavailable, format!("RabbitMQ at {} does not close a channel", self.shown)))
+            }
         }
     }
 }
