@@ -1,7 +1,7 @@
 //! The crash run: the real binary between a real PostgreSQL and a real RabbitMQ, everything killed at random.
 //!
 //! Producers change accounts and append events in overlapping transactions; two relays and two groups of consumers
-//! carry and apply them. Meanwhile processes, broker and database are killed as the [`plan`] says, which the seed
+//! carry and apply them. Meanwhile processes, broker and database are killed as the plan says, which the seed
 //! decides. When the producers are done and everything has had time to recover, the [`crate::checker`] compares what was
 //! committed with what was applied.
 

@@ -30,9 +30,8 @@ pub use source::LogSource;
 
 /// Connections for handlers' transactions.
 const CONNECTIONS_MAX: u32 = 20;
-/// Connections for our own work, opened as they are needed: one per lane for reading, and a few for settling, leases,
-/// upkeep and the wake-up.
-const OWN_CONNECTIONS_MAX: u32 = crate::relay::LANES_MAX + 16;
+/// Connections for our own work, opened as they are needed: two per lane, and a few for leases, upkeep and the wake-up.
+const OWN_CONNECTIONS_MAX: u32 = 2 * crate::relay::LANES_MAX + 16;
 /// How long to wait for a free or new connection.
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
 

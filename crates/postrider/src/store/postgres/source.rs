@@ -98,10 +98,18 @@ pub struct LogSource {
     wake: Arc<Wake>,
     destination: String,
     lanes: u32,
-    /// One connection per open lane, from `open` on. A position in memory is true only as long as the server lives: after
-    /// a crash transaction ids that were never written to disk are given out again. The server's end ends the
-    /// connection, that ends the lane's run, and the next one begins at the position on disk.
-    readers: Mutex<HashMap<u32, PoolConnection<Postgres>>>,
+    /// The lanes that this process works on.
+    open: Mutex<HashMap<u32, Arc<OpenLane>>>,
+}
+
+/// The connections of an open lane, from `open` to `close`. What a lane knows in memory is true only as long as the server
+/// lives: after a crash transaction ids that were never written to disk are given out again. The server's end ends both
+/// connections, and with them the lane's run; no other connection stands in for them, and the next run begins at the
+/// position on disk.
+struct OpenLane {
+    epoch: i64,
+    reader: Mutex<PoolConnection<Postgres>>,
+    settler: Mutex<PoolConnection<Postgres>>,
 }
 
 impl LogSource {
@@ -112,8 +120,24 @@ impl LogSource {
             wake: store.wake.clone(),
             destination: destination.to_owned(),
             lanes,
-            readers: Mutex::default(),
+            open: Mutex::default(),
         }
+    }
+
+    async fn open_lane(&self, lease: &Lease) -> Result<Arc<OpenLane>> {
+        let open = self.open.lock().await.get(&lease.slot).cloned();
+        match open {
+            Some(lane) if lane.epoch == lease.epoch => Ok(lane),
+            _ => Err(Error::new(Kind::Unavailable, "the lane's connection to the database is gone")),
+        }
+    }
+
+    /// After an error of the database the lane must start over.
+    async fn checked<T>(&self, lease: &Lease, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.close(lease).await;
+        }
+        result
     }
 
     fn filter(&self, lease: &Lease) -> LaneFilter {
@@ -186,6 +210,37 @@ impl LogSource {
         .with_remedy(format!("stop all other instances before changing the number, or set relay.lanes = {found}")))
     }
 
+    async fn write(&self, settler: &mut PgConnection, lease: &Lease, settlement: &Settlement) -> Result<()> {
+        let position = settlement.position.as_ref();
+        let fence = sqlx::query(SETTLE)
+            .bind(&self.destination)
+            .bind(lease.slot as i32)
+            .bind(lease.epoch)
+            .bind(position.map(|position| position.done.as_str()))
+            .bind(position.and_then(|position| position.target.as_deref()))
+            .bind(position.map(|position| position.last_id));
+        if settlement.park.is_empty() && settlement.published.is_empty() {
+            let result = fence.execute(settler).await.map_err(db)?;
+            return if result.rows_affected() == 1 { Ok(()) } else { Err(lease_lost(lease)) };
+        }
+        let mut tx = settler.begin().await.map_err(db)?;
+        // The lane's row stays locked until the commit, so that nobody can take over between the check and the writes.
+        if fence.execute(&mut *tx).await.map_err(db)?.rows_affected() != 1 {
+            tx.rollback().await.map_err(db)?;
+            return Err(lease_lost(lease));
+        }
+        self.park(&mut tx, settlement).await?;
+        if !settlement.published.is_empty() {
+            sqlx::query("DELETE FROM postrider.parked WHERE destination = $1 AND id = ANY ($2)")
+                .bind(&self.destination)
+                .bind(&settlement.published)
+                .execute(&mut *tx)
+                .await
+                .map_err(db)?;
+        }
+        tx.commit().await.map_err(db)
+    }
+
     async fn park(&self, tx: &mut PgConnection, settlement: &Settlement) -> Result<()> {
         if settlement.park.is_empty() {
             return Ok(());
@@ -252,6 +307,7 @@ const SETTLE: &str = "UPDATE postrider.lane SET settled_at = clock_timestamp(), 
 impl Source for LogSource {
     async fn open(&self, lease: &Lease) -> Result<Opened> {
         let mut reader = self.pool.acquire().await.map_err(db)?;
+        let settler = self.pool.acquire().await.map_err(db)?;
         let mut tx = reader.begin().await.map_err(db)?;
         self.set_lanes(&mut tx, lease).await?;
         let row = sqlx::query(
@@ -288,7 +344,13 @@ impl Source for LogSource {
             .map_err(db)?;
         tx.commit().await.map_err(db)?;
         require_not_ahead(&position.done, &now)?;
-        self.readers.lock().await.insert(lease.slot, reader);
+        let mut open = self.open.lock().await;
+        // A lane that is opened once more, to look at what is parked, keeps its connections.
+        if open.get(&lease.slot).is_none_or(|lane| lane.epoch != lease.epoch) {
+            let lane = OpenLane { epoch: lease.epoch, reader: Mutex::new(reader), settler: Mutex::new(settler) };
+            open.insert(lease.slot, Arc::new(lane));
+        }
+        drop(open);
 
         let mut opened = Opened { position, parked_keys: Vec::new(), parked_keyless: 0 };
         for row in keys {
@@ -302,45 +364,15 @@ impl Source for LogSource {
     }
 
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page> {
-        let mut readers = self.readers.lock().await;
-        let Some(mut reader) = readers.remove(&lease.slot) else {
-            return Err(Error::new(Kind::Unavailable, "the lane's connection is gone"));
-        };
-        drop(readers);
-        let page = read(&mut reader, self.filter(lease), from, limit).await?;
-        self.readers.lock().await.insert(lease.slot, reader);
-        Ok(page)
+        let lane = self.open_lane(lease).await?;
+        let result = read(&mut *lane.reader.lock().await, self.filter(lease), from, limit).await;
+        self.checked(lease, result).await
     }
 
     async fn settle(&self, lease: &Lease, settlement: &Settlement) -> Result<()> {
-        let position = settlement.position.as_ref();
-        let fence = sqlx::query(SETTLE)
-            .bind(&self.destination)
-            .bind(lease.slot as i32)
-            .bind(lease.epoch)
-            .bind(position.map(|position| position.done.as_str()))
-            .bind(position.and_then(|position| position.target.as_deref()))
-            .bind(position.map(|position| position.last_id));
-        if settlement.park.is_empty() && settlement.published.is_empty() {
-            let result = fence.execute(&self.pool).await.map_err(db)?;
-            return if result.rows_affected() == 1 { Ok(()) } else { Err(lease_lost(lease)) };
-        }
-        let mut tx = self.pool.begin().await.map_err(db)?;
-        // The lane's row stays locked until the commit, so that nobody can take over between the check and the writes.
-        if fence.execute(&mut *tx).await.map_err(db)?.rows_affected() != 1 {
-            tx.rollback().await.map_err(db)?;
-            return Err(lease_lost(lease));
-        }
-        self.park(&mut tx, settlement).await?;
-        if !settlement.published.is_empty() {
-            sqlx::query("DELETE FROM postrider.parked WHERE destination = $1 AND id = ANY ($2)")
-                .bind(&self.destination)
-                .bind(&settlement.published)
-                .execute(&mut *tx)
-                .await
-                .map_err(db)?;
-        }
-        tx.commit().await.map_err(db)
+        let lane = self.open_lane(lease).await?;
+        let result = self.write(&mut *lane.settler.lock().await, lease, settlement).await;
+        self.checked(lease, result).await
     }
 
     async fn due(&self, lease: &Lease, limit: usize) -> Result<Vec<ParkedRow>> {
@@ -374,7 +406,10 @@ impl Source for LogSource {
     }
 
     async fn close(&self, lease: &Lease) {
-        self.readers.lock().await.remove(&lease.slot);
+        let mut open = self.open.lock().await;
+        if open.get(&lease.slot).is_some_and(|lane| lane.epoch == lease.epoch) {
+            open.remove(&lease.slot);
+        }
     }
 
     async fn set_asleep(&self, _lease: &Lease, is_asleep: bool) -> Result<()> {
