@@ -128,6 +128,7 @@ impl LogSource {
         let open = self.open.lock().await.get(&lease.slot).cloned();
         match open {
             Some(lane) if lane.epoch == lease.epoch => Ok(lane),
+            Some(lane) if lane.epoch > lease.epoch => Err(lease_lost(lease)),
             _ => Err(Error::new(Kind::Unavailable, "the lane's connection to the database is gone")),
         }
     }
