@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::bed::{TOPIC, TYPE, key, payload};
 use super::queue::Queue;
-use crate::testbed::Result;
+use crate::testbed::{Result, cpu};
 
 /// Messages that the broker has not confirmed yet, at most.
 const IN_FLIGHT: usize = 2000;
@@ -25,15 +25,24 @@ const BUNCH: usize = 100;
 /// The publisher's own exchange.
 const EXCHANGE: &str = "bare";
 
-/// Publishes that many events to a fresh queue, and returns how many per second arrived.
-pub(super) async fn drain(url: &str, events: u64) -> Result<f64> {
+/// What publishing came to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Published {
+    /// Events per second that arrived.
+    pub rate: f64,
+    /// CPU time of this process meanwhile, in seconds: the least that a publisher with this client costs.
+    pub cpu_s: f64,
+}
+
+/// Publishes that many events to a fresh queue.
+pub(super) async fn drain(url: &str, events: u64) -> Result<Published> {
     let queue = Queue::create(url, EXCHANGE).await?;
     let connection = Connection::connect(url, ConnectionProperties::default()).await?;
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     let payload = payload(0);
 
-    let started = Instant::now();
+    let (started, cpu_before) = (Instant::now(), cpu(std::process::id())?);
     let publish = async {
         let mut waiting: VecDeque<PublisherConfirm> = VecDeque::with_capacity(IN_FLIGHT);
         let mut number = 0;
@@ -59,10 +68,11 @@ pub(super) async fn drain(url: &str, events: u64) -> Result<f64> {
     };
     tokio::try_join!(publish, queue.fill_up(events))?;
     let rate = events as f64 / started.elapsed().as_secs_f64();
+    let cpu_s = cpu(std::process::id())?.saturating_sub(cpu_before).as_secs_f64();
 
     connection.close(200, "done".into()).await?;
     queue.delete().await?;
-    Ok(rate)
+    Ok(Published { rate, cpu_s })
 }
 
 async fn confirmed(confirm: PublisherConfirm) -> Result<()> {

@@ -22,11 +22,14 @@ const PER: f64 = 100_000.0;
 pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
     let relay = Relay::start(bed, "drain").await?;
     let vhost = bed.rabbit.vhost("bare").await?;
-    let (mut bare, mut ours, mut costs) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut bare, mut bare_cpu) = (Vec::new(), Vec::new());
+    let (mut ours, mut costs) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
-        bare.push(bare::drain(&vhost, bed.scale.events).await?);
+        let published = bare::drain(&vhost, bed.scale.events).await?;
         let drained = drain(bed, &relay, Keep::Nothing).await?;
-        eprintln!("  round {round}: bare {}, relay {drained}", rate(bare[round - 1]));
+        eprintln!("  round {round}: bare {} (CPU {:.2} s), relay {drained}", rate(published.rate), published.cpu_s);
+        bare.push(published.rate);
+        bare_cpu.push(published.cpu_s * PER / bed.scale.events as f64);
         ours.push(drained.rate);
         costs.push(drained.cost);
     }
@@ -47,7 +50,8 @@ pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
             ours_rate / bare_rate,
             format!("{} [{}], bare publisher {} [{}]", rate(ours_rate), rates(&ours), rate(bare_rate), rates(&bare)),
         ),
-        Line::at_most("relay CPU per 100,000 events", 1.0, relay_cpu, "s").with(relay_all),
+        Line::at_most("relay CPU per 100,000 events", 1.0, relay_cpu, "s")
+            .with(format!("{relay_all}; the bare publisher {}", short(median(&bare_cpu)))),
         Line::at_most("PostgreSQL CPU per 100,000 events", 1.2, postgres_cpu, "s").with(postgres_all),
         Line::at_most("resident memory of the relay while draining", 40.0, peak, "MB"),
     ])
