@@ -15,7 +15,7 @@ pub mod source;
 
 /// Makes one `#[tokio::test]` per function of a suite.
 ///
-/// ```ignore
+/// ```text
 /// suite!(source, postgres_bed().await, [late_commit_is_not_skipped, rolled_back_events_are_never_read]);
 /// ```
 #[macro_export]
