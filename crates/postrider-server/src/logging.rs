@@ -13,15 +13,12 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use tracing_subscriber::filter::{EnvFilter, filter_fn};
+use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{LogConfig, LogFormat};
-
-/// lapin logs returned messages with their body at this target. It stays off whatever RUST_LOG says.
-const LEAKY_TARGET: &str = "lapin::returned_messages";
 
 /// Installs the subscriber, once per process, and says whether it writes JSON. RUST_LOG wins over the configured level.
 pub fn init(log: &LogConfig) -> bool {
@@ -31,9 +28,9 @@ pub fn init(log: &LogConfig) -> bool {
         LogFormat::Pretty => false,
     };
     let (filter, complaint) = filter(log.level);
-    // Filters stand beside the layer, for all layers: as filters of one layer they lose the event that follows a
+    // The filter stands beside the layer, for all layers: as the filter of one layer it loses the event that follows a
     // `tracing::enabled!`, which sqlx calls all the time.
-    let registry = tracing_subscriber::registry().with(filter).with(filter_fn(is_harmless));
+    let registry = tracing_subscriber::registry().with(filter);
     // Fails only where a test harness has installed one of its own before us.
     let _ = if is_json {
         registry.with(Json { service: log.service.clone() }).try_init()
@@ -51,10 +48,6 @@ pub fn init(log: &LogConfig) -> bool {
 /// Plain warnings on stderr, for commands that end at once.
 pub fn init_quiet() {
     let _ = init(&LogConfig { format: LogFormat::Pretty, level: LevelFilter::WARN, service: "postrider".to_owned() });
-}
-
-fn is_harmless(metadata: &Metadata<'_>) -> bool {
-    !metadata.target().starts_with(LEAKY_TARGET)
 }
 
 fn filter(level: LevelFilter) -> (EnvFilter, Option<String>) {
@@ -228,15 +221,14 @@ mod tests {
     fn lines_have_the_schema() {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let layer = Collect(Json { service: "shop".to_owned() }, lines.clone());
-        let subscriber = tracing_subscriber::registry().with(filter_fn(is_harmless)).with(layer);
+        let subscriber = tracing_subscriber::registry().with(EnvFilter::new("info")).with(layer);
         tracing::subscriber::with_default(subscriber, || {
             // sqlx asks like this before each statement; the next event must not suffer for the answer.
-            assert!(!tracing::enabled!(target: LEAKY_TARGET, tracing::Level::WARN));
+            assert!(!tracing::enabled!(tracing::Level::DEBUG));
             tracing::warn!(destination = "default", lane = 3, error_type = "unavailable", causes = ?["a \"b\"", "c"], "no {}", "broker");
-            tracing::warn!(target: "lapin::returned_messages", "a body");
         });
         let lines = lines.lock().unwrap();
-        assert_eq!(lines.len(), 1, "bodies of returned messages are never logged");
+        assert_eq!(lines.len(), 1);
         let line = &lines[0];
         assert_eq!(line["level"], "WARN");
         assert_eq!(line["service"], "shop");

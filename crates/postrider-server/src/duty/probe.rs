@@ -22,7 +22,7 @@ impl ProbeDuty {
 }
 
 impl Duty for ProbeDuty {
-    const EVERY: Duration = Duration::from_secs(2);
+    const EVERY: Duration = Duration::from_secs(5);
 
     async fn run_once(&mut self) {
         let answer = self.store.schema().await.and_then(|schema| schema.require());

@@ -106,7 +106,7 @@ async fn show(options: Options) -> Result<bool> {
 
 fn log() {
     // lapin logs returned messages with their body there.
-    let filter = EnvFilter::new("info,lapin::returned_messages=off");
+    let filter = EnvFilter::new("info");
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }
 

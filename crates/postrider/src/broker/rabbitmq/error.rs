@@ -1,7 +1,10 @@
 //! The one place that knows AMQP's reply codes.
 
+use std::time::Duration;
+
 use lapin::ErrorKind;
 
+use super::settings::RabbitMqSettings;
 use crate::error::{Error, Kind};
 
 /// AMQP's reply code and text, if the broker itself closed the channel or connection.
@@ -56,6 +59,21 @@ pub(super) fn classify(error: lapin::Error, doing: impl std::fmt::Display, shown
         Some(remedy) => ours.with_remedy(remedy),
         None => ours,
     }
+}
+
+/// [`classify`], for what is declared: a right that is missing then can also be made unnecessary.
+pub(super) fn explain(error: lapin::Error, doing: String, shown: &str, settings: &RabbitMqSettings) -> Error {
+    let error = classify(error, doing, shown);
+    if error.kind() == Kind::Denied && settings.declare {
+        return error
+            .with_remedy("grant the user the right to configure what is named, or create it and set declare = false");
+    }
+    error
+}
+
+/// The error of a broker that does not answer while a connection is set up.
+pub(super) fn unanswered(shown: &str, timeout: Duration) -> Error {
+    Error::new(Kind::Unavailable, format!("RabbitMQ at {shown} does not answer within {timeout:?}"))
 }
 
 /// The broker's own limit, out of its complaint about a message that is larger.

@@ -18,7 +18,7 @@ use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptio
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, ExchangeKind};
 
-use super::error::{classify, is_missing};
+use super::error::{explain, is_missing};
 use super::link::Live;
 use super::message::{SLOT_HEADER, slot_value};
 use super::settings::{QueueType, RabbitMqSettings};
@@ -230,13 +230,7 @@ impl Topology<'_> {
     }
 
     fn classify(&self, error: lapin::Error, doing: String) -> Error {
-        let error = classify(error, doing, self.shown);
-        if error.kind() == Kind::Denied && self.settings.declare {
-            return error.with_remedy(
-                "grant the user the right to configure what is named, or create it and set declare = false",
-            );
-        }
-        error
+        explain(error, doing, self.shown, self.settings)
     }
 }
 

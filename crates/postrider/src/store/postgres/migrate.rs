@@ -5,7 +5,7 @@ use sqlx::Row as _;
 
 use super::PostgresStore;
 use super::error::db;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::migrate::{Migrate, Migration, Schema, SchemaState};
 
 /// The schema of PostgreSQL.
@@ -29,19 +29,15 @@ const MIGRATE_LOCK: i64 = 7_062_611_490_211_870_001;
 #[async_trait]
 impl Migrate for PostgresStore {
     async fn schema(&self) -> Result<SchemaState> {
-        let exists: bool = sqlx::query("SELECT to_regclass('postrider.migration') IS NOT NULL")
+        let newest = sqlx::query("SELECT coalesce(max(version), 0) FROM postrider.migration")
             .fetch_one(&self.own)
             .await
             .and_then(|row| row.try_get(0))
-            .map_err(db)?;
-        let found = if exists {
-            sqlx::query("SELECT coalesce(max(version), 0) FROM postrider.migration")
-                .fetch_one(&self.own)
-                .await
-                .and_then(|row| row.try_get(0))
-                .map_err(db)?
-        } else {
-            0
+            .map_err(db);
+        let found = match newest {
+            Ok(version) => version,
+            Err(error) if error.kind() == Kind::NotMigrated => 0,
+            Err(error) => return Err(error),
         };
         Ok(SchemaState { found, needed: SCHEMA.needed() })
     }
