@@ -21,23 +21,16 @@ pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
     let quiet_before = drain(bed, &relay, Keep::Everything).await?;
     eprintln!("  quiet {quiet_before}");
 
-    let began = Instant::now();
-    let mut writer = relay.connect().await?;
-    let mut reader = relay.connect().await?;
-    sqlx::raw_sql("BEGIN").execute(&mut writer).await?;
-    fill(&mut writer, HELD).await?;
-    sqlx::raw_sql("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM postrider.lane")
-        .execute(&mut reader)
-        .await?;
+    let held = Held::begin(&relay).await?;
     let mut beside = Vec::new();
     for round in 1..=ROUNDS {
         let drained = drain(bed, &relay, Keep::Everything).await?;
         eprintln!("  round {round} beside open transactions: {drained}");
         beside.push(drained.rate);
     }
-    tokio::time::sleep(bed.scale.hold.saturating_sub(began.elapsed())).await;
-    let open_s = began.elapsed().as_secs_f64();
-    let waited = release(&relay, writer, reader).await?;
+    tokio::time::sleep(bed.scale.hold.saturating_sub(held.began.elapsed())).await;
+    let open_s = held.began.elapsed().as_secs_f64();
+    let waited = held.release(&relay).await?;
 
     let quiet_after = drain(bed, &relay, Keep::Everything).await?;
     eprintln!("  quiet {quiet_after}");
@@ -59,16 +52,36 @@ pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
     ])
 }
 
-/// Ends both transactions, and returns how many milliseconds the held events took to arrive.
-async fn release(relay: &Relay, mut writer: PgConnection, mut reader: PgConnection) -> Result<f64> {
-    let queue = Queue::create(&relay.vhost, EXCHANGE).await?;
-    sqlx::raw_sql("COMMIT").execute(&mut writer).await?;
-    let committed = Instant::now();
-    queue.fill_up(HELD).await?;
-    let waited = committed.elapsed().as_secs_f64() * 1000.0;
-    sqlx::raw_sql("COMMIT").execute(&mut reader).await?;
-    writer.close().await?;
-    reader.close().await?;
-    queue.delete().await?;
-    Ok(waited)
+/// A transaction that has written [`HELD`] events, and one that only looks.
+pub(super) struct Held {
+    writer: PgConnection,
+    reader: PgConnection,
+    pub began: Instant,
+}
+
+impl Held {
+    pub async fn begin(relay: &Relay) -> Result<Held> {
+        let mut writer = relay.connect().await?;
+        let mut reader = relay.connect().await?;
+        sqlx::raw_sql("BEGIN").execute(&mut writer).await?;
+        fill(&mut writer, HELD).await?;
+        sqlx::raw_sql("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM postrider.lane")
+            .execute(&mut reader)
+            .await?;
+        Ok(Held { writer, reader, began: Instant::now() })
+    }
+
+    /// Ends both, and returns how many milliseconds the held events took to arrive.
+    pub async fn release(mut self, relay: &Relay) -> Result<f64> {
+        let queue = Queue::create(&relay.vhost, EXCHANGE).await?;
+        sqlx::raw_sql("COMMIT").execute(&mut self.writer).await?;
+        let committed = Instant::now();
+        queue.fill_up(HELD).await?;
+        let waited = committed.elapsed().as_secs_f64() * 1000.0;
+        sqlx::raw_sql("COMMIT").execute(&mut self.reader).await?;
+        self.writer.close().await?;
+        self.reader.close().await?;
+        queue.delete().await?;
+        Ok(waited)
+    }
 }

@@ -12,6 +12,7 @@ use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 
 use super::bed::{Bed, TOPIC, TYPE, key, payload};
+use super::held::Held;
 use super::queue::Queue;
 use super::relay::{EXCHANGE, Relay};
 use super::report::{Line, Lines};
@@ -31,14 +32,27 @@ pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
     let mut lines = Vec::new();
     for (rate, connections) in LOADS {
         let times = load(bed, &relay, rate, connections).await?;
-        let at = |quantile| times.value_at_quantile(quantile) as f64 / 1000.0;
-        let tail = format!("p99.9 {:.1} ms, max {:.1} ms", at(0.999), times.max() as f64 / 1000.0);
-        eprintln!("  {rate}/s: p50 {:.2} ms, p99 {:.2} ms, {tail}", at(0.5), at(0.99));
-        lines.push(Line::at_most(format!("commit → receipt at {rate}/s, p50"), 3.0, at(0.5), "ms"));
-        lines.push(Line::at_most(format!("commit → receipt at {rate}/s, p99"), 10.0, at(0.99), "ms").with(tail));
+        lines.extend(report(&format!("commit → receipt at {rate}/s"), &times));
     }
+    let (rate, connections) = LOADS[0];
+    let held = Held::begin(&relay).await?;
+    tokio::time::sleep(bed.scale.hold.saturating_sub(bed.scale.watch)).await;
+    let times = load(bed, &relay, rate, connections).await?;
+    let open_s = held.began.elapsed().as_secs();
+    lines.extend(report(&format!("the same at {rate}/s beside a writer's transaction, open for {open_s} s"), &times));
+    held.release(&relay).await?;
     relay.stop().await?;
     Ok(lines)
+}
+
+fn report(what: &str, times: &Histogram<u64>) -> Lines {
+    let at = |quantile| times.value_at_quantile(quantile) as f64 / 1000.0;
+    let tail = format!("p99.9 {:.1} ms, max {:.1} ms", at(0.999), times.max() as f64 / 1000.0);
+    eprintln!("  {what}: p50 {:.2} ms, p99 {:.2} ms, {tail}", at(0.5), at(0.99));
+    vec![
+        Line::at_most(format!("{what}, p50"), 3.0, at(0.5), "ms"),
+        Line::at_most(format!("{what}, p99"), 10.0, at(0.99), "ms").with(tail),
+    ]
 }
 
 /// When each event was committed and received, in nanoseconds since the start; 0 while it was not.
