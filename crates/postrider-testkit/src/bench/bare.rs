@@ -83,7 +83,7 @@ async fn confirmed(confirm: PublisherConfirm) -> Result<()> {
 }
 
 /// The headers and properties that the relay gives an event.
-fn properties(number: u64) -> BasicProperties {
+pub(super) fn properties(number: u64) -> BasicProperties {
     let (id, now) = (Uuid::now_v7().to_string(), Utc::now());
     let time = now.to_rfc3339_opts(SecondsFormat::Micros, true);
     let mut headers = FieldTable::default();

@@ -1,5 +1,7 @@
 //! What a relay without work does to its database and to the processor.
 
+use std::time::Duration;
+
 use sqlx::PgConnection;
 
 use super::bed::Bed;
@@ -7,10 +9,14 @@ use super::relay::Relay;
 use super::report::{Line, Lines};
 use crate::testbed::Result;
 
+/// After this long every backend has written down what it did.
+const WRITTEN_DOWN: Duration = Duration::from_secs(12);
+
 pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
     let relay = Relay::start(bed, "idle").await?;
     // Statistics are read over another database, so that reading them does not count. Backends write theirs down once
-    // a second; that delay is the same at both ends.
+    // a second, those that rest after ten: what was done at the start must not count as idle.
+    tokio::time::sleep(WRITTEN_DOWN).await;
     let mut connection = bed.maintenance().await?;
     let name = relay.database.rsplit('/').next().unwrap_or_default().to_owned();
     let (transactions, cpu) = (transactions(&mut connection, &name).await?, relay.cpu()?);

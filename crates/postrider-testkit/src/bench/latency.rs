@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use hdrhistogram::Histogram;
-use lapin::options::BasicConsumeOptions;
+use lapin::Channel;
+use lapin::options::{BasicConsumeOptions, BasicPublishOptions};
 use lapin::types::FieldTable;
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 
+use super::bare;
 use super::bed::{Bed, TOPIC, TYPE, key, payload};
 use super::held::Held;
 use super::queue::Queue;
@@ -29,15 +31,25 @@ const WARM_UP: Duration = Duration::from_secs(1);
 
 pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
     let relay = Relay::start(bed, "latency").await?;
+    let way = Way { database: relay.database.clone(), vhost: relay.vhost.clone(), is_direct: false };
+    let direct = Way {
+        database: bed.database("latency_direct").await?,
+        vhost: bed.rabbit.vhost("latency_direct").await?,
+        is_direct: true,
+    };
     let mut lines = Vec::new();
     for (rate, connections) in LOADS {
-        let times = load(bed, &relay, rate, connections).await?;
+        let times = load(bed, &way, rate, connections).await?;
         lines.extend(report(&format!("commit → receipt at {rate}/s"), &times));
+        let times = load(bed, &direct, rate, connections).await?;
+        let (p50, p99) = (at(&times, 0.5), at(&times, 0.99));
+        let what = format!("the same at {rate}/s without a relay: the producer publishes after its commit");
+        lines.push(Line::shown(what, f64::NAN, format!("p50 {p50:.2} ms, p99 {p99:.2} ms")));
     }
     let (rate, connections) = LOADS[0];
     let held = Held::begin(&relay).await?;
     tokio::time::sleep(bed.scale.hold.saturating_sub(bed.scale.watch)).await;
-    let times = load(bed, &relay, rate, connections).await?;
+    let times = load(bed, &way, rate, connections).await?;
     let open_s = held.began.elapsed().as_secs();
     lines.extend(report(&format!("the same at {rate}/s beside a writer's transaction, open for {open_s} s"), &times));
     held.release(&relay).await?;
@@ -45,8 +57,20 @@ pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
     Ok(lines)
 }
 
+/// How an event gets from its database to the queue.
+struct Way {
+    database: String,
+    vhost: String,
+    /// Not by a relay but by its producer: what database, broker and machine cost by themselves.
+    is_direct: bool,
+}
+
+fn at(times: &Histogram<u64>, quantile: f64) -> f64 {
+    times.value_at_quantile(quantile) as f64 / 1000.0
+}
+
 fn report(what: &str, times: &Histogram<u64>) -> Lines {
-    let at = |quantile| times.value_at_quantile(quantile) as f64 / 1000.0;
+    let at = |quantile| at(times, quantile);
     let tail = format!("p99.9 {:.1} ms, max {:.1} ms", at(0.999), times.max() as f64 / 1000.0);
     eprintln!("  {what}: p50 {:.2} ms, p99 {:.2} ms, {tail}", at(0.5), at(0.99));
     vec![
@@ -77,8 +101,8 @@ impl Times {
 }
 
 /// Inserts `rate` events per second, and returns the latencies in microseconds.
-async fn load(bed: &Bed, relay: &Relay, rate: u32, connections: u32) -> Result<Histogram<u64>> {
-    let queue = Queue::create(&relay.vhost, EXCHANGE).await?;
+async fn load(bed: &Bed, way: &Way, rate: u32, connections: u32) -> Result<Histogram<u64>> {
+    let queue = Queue::create(&way.vhost, EXCHANGE).await?;
     let warm_up = u64::from(rate) * WARM_UP.as_secs();
     let events = warm_up + u64::from(rate) * bed.scale.watch.as_secs();
     let times = Arc::new(Times::new(usize::try_from(events)?));
@@ -86,8 +110,9 @@ async fn load(bed: &Bed, relay: &Relay, rate: u32, connections: u32) -> Result<H
 
     let mut producers = JoinSet::new();
     for number in 0..connections {
-        let connection = PgConnection::connect(&relay.database).await?;
-        producers.spawn(produce(connection, times.clone(), events, rate, (number, connections)));
+        let connection = PgConnection::connect(&way.database).await?;
+        let direct = way.is_direct.then(|| queue.parts().0.clone());
+        producers.spawn(produce(connection, direct, times.clone(), events, rate, (number, connections)));
     }
     let began = Instant::now();
     while let Some(producer) = producers.join_next().await {
@@ -112,6 +137,7 @@ async fn load(bed: &Bed, relay: &Relay, rate: u32, connections: u32) -> Result<H
 /// Takes its turns of the even pace: every `of.1`-th event, beginning with `of.0`.
 async fn produce(
     mut connection: PgConnection,
+    direct: Option<Channel>,
     times: Arc<Times>,
     events: u64,
     rate: u32,
@@ -131,6 +157,13 @@ async fn produce(
             .await?;
         transaction.commit().await?;
         times.note(&times.committed, number);
+        if let Some(channel) = &direct {
+            let (exchange, options) = (EXCHANGE.into(), BasicPublishOptions::default());
+            let payload = payload(number);
+            channel
+                .basic_publish(exchange, TOPIC.into(), options, payload.as_bytes(), bare::properties(number))
+                .await?;
+        }
     }
     connection.close().await?;
     Ok(())
