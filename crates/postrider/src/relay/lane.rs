@@ -25,6 +25,9 @@ const DUE_EVERY: Duration = Duration::from_millis(500);
 const DUE_LIMIT: usize = 500;
 /// The side table's keys are read anew this often, in case a person discarded some.
 const REOPEN_EVERY: Duration = Duration::from_secs(30);
+/// Pages that are read before their events are confirmed. One event of a key is in flight at a time, so the more events
+/// are at hand, the more of them may fly.
+const READ_AHEAD_PAGES: usize = 4;
 /// The shortest wait between two looks at an empty outbox.
 const POLL_MIN: Duration = Duration::from_millis(1);
 /// From this wait on a commit must wake us; below it, looking again is cheaper than being woken.
@@ -339,7 +342,7 @@ impl<'a> Run<'a> {
     }
 
     fn start_reading(&mut self, now: Instant) -> Instant {
-        if self.reading.is_some() || self.pipeline.open() >= 2 * self.lane.settings.page {
+        if self.reading.is_some() || self.pipeline.open() >= READ_AHEAD_PAGES * self.lane.settings.page {
             return now + self.lane.settings.poll;
         }
         if now < self.next_poll {
