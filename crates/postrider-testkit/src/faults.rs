@@ -9,7 +9,7 @@ use postrider::doctor::Finding;
 use postrider::error::{Error, Kind, Result};
 use postrider::event::Event;
 use postrider::handler::ConsumerSpec;
-use postrider::inbox::Inbox;
+use postrider::inbox::{Admission, Held, Inbox, Retries};
 use postrider::lease::Lease;
 
 /// An inbox whose first commits fail: everything is rolled back and the caller gets an error.
@@ -32,8 +32,14 @@ impl<I: Inbox> Inbox for FailingCommits<I> {
     async fn begin(&self) -> Result<I::Tx> {
         self.inner.begin().await
     }
-    async fn admit(&self, tx: &mut I::Tx, consumer: &str, event: &Event) -> Result<bool> {
+    async fn admit(&self, tx: &mut I::Tx, consumer: &str, event: &Event) -> Result<Admission> {
         self.inner.admit(tx, consumer, event).await
+    }
+    async fn admit_held(&self, tx: &mut I::Tx, held: &Held) -> Result<Admission> {
+        self.inner.admit_held(tx, held).await
+    }
+    async fn skip(&self, tx: &mut I::Tx, consumer: &str, event: &Event) -> Result<()> {
+        self.inner.skip(tx, consumer, event).await
     }
     async fn commit(&self, tx: I::Tx) -> Result<()> {
         if self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
@@ -44,6 +50,9 @@ impl<I: Inbox> Inbox for FailingCommits<I> {
     }
     async fn rollback(&self, tx: I::Tx) -> Result<()> {
         self.inner.rollback(tx).await
+    }
+    fn retries(&self) -> &dyn Retries {
+        self.inner.retries()
     }
 }
 

@@ -52,6 +52,9 @@ impl Bed for Planted {
     async fn effects(&self, consumer: &str) -> Vec<String> {
         self.bed.effects(consumer).await
     }
+    async fn dead_letters(&self, consumer: &str) -> Vec<(String, String, i64)> {
+        self.bed.dead_letters(consumer).await
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

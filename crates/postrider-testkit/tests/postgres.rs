@@ -50,6 +50,12 @@ suite!(
         an_unapplied_event_survives_the_instance,
         a_failed_commit_is_tried_again,
         a_failing_event_does_not_outlive_its_subscription,
+        spent_attempts_end_among_the_dead_letters,
+        a_rejected_event_is_a_dead_letter_at_once,
+        a_handler_that_never_returns_is_stopped,
+        a_skipped_event_is_done_with,
+        an_id_that_comes_with_other_content_is_a_dead_letter,
+        a_message_that_ends_the_process_becomes_a_dead_letter,
         each_key_keeps_its_order_at_any_concurrency,
     ]
 );

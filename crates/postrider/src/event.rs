@@ -83,6 +83,40 @@ pub struct Event {
     pub(crate) payload: Bytes,
 }
 
+/// An event without its payload, as JSON: how stores keep held messages and dead letters.
+#[derive(Serialize, serde::Deserialize)]
+struct Envelope {
+    id: Uuid,
+    topic: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    #[serde(rename = "type")]
+    kind: String,
+    time: DateTime<Utc>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    subject: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tenant: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    correlation: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    causation: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    traceparent: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tracestate: Option<String>,
+    content_type: String,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    headers: BTreeMap<String, String>,
+}
+
+/// A UUID (version 8) of a hash, for what has no id of its own.
+pub(crate) fn id_of_hash(hash: u128) -> Uuid {
+    uuid::Builder::from_custom_bytes(hash.to_be_bytes()).into_uuid()
+}
+
 /// Shows no payload and no header value, so that an event may stand in a log line.
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -103,6 +137,72 @@ impl Event {
             builder = builder.key(key);
         }
         builder.build()
+    }
+
+    /// Everything but the payload, as JSON.
+    pub(crate) fn envelope(&self) -> Result<String> {
+        let envelope = Envelope {
+            id: self.id,
+            topic: self.topic.clone(),
+            key: self.key.clone(),
+            kind: self.kind.clone(),
+            time: self.time,
+            source: self.source.clone(),
+            subject: self.subject.clone(),
+            tenant: self.tenant.clone(),
+            correlation: self.correlation.clone(),
+            causation: self.causation.clone(),
+            traceparent: self.traceparent.clone(),
+            tracestate: self.tracestate.clone(),
+            content_type: self.content_type.clone(),
+            headers: self.headers.clone(),
+        };
+        serde_json::to_string(&envelope)
+            .map_err(|error| Error::new(Kind::Other, "the envelope cannot be written").with_source(error))
+    }
+
+    /// The event of an envelope and a payload.
+    pub(crate) fn of_envelope(envelope: &str, payload: impl Into<Bytes>) -> Result<Event> {
+        let Envelope {
+            id,
+            topic,
+            key,
+            kind,
+            time,
+            source,
+            subject,
+            tenant,
+            correlation,
+            causation,
+            traceparent,
+            tracestate,
+            content_type,
+            headers,
+        } = serde_json::from_str(envelope)
+            .map_err(|error| Error::new(Kind::Corrupt, "a stored envelope cannot be read").with_source(error))?;
+        let payload = payload.into();
+        Ok(Event {
+            id,
+            topic,
+            key,
+            kind,
+            time,
+            source,
+            subject,
+            tenant,
+            correlation,
+            causation,
+            traceparent,
+            tracestate,
+            content_type,
+            headers,
+            payload,
+        })
+    }
+
+    /// A number that differs, but for chance, when type or payload differ.
+    pub(crate) fn fingerprint(&self) -> i64 {
+        crate::broker::topic::fnv64(self.kind.bytes().chain([0]).chain(self.payload.iter().copied())).cast_signed()
     }
 
     /// Starts an event from its topic and type.

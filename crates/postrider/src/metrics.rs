@@ -23,6 +23,9 @@ pub fn describe() {
     describe_counter!("postrider_applied_total", "Events whose effect was committed, by consumer");
     describe_counter!("postrider_duplicates_total", "Deliveries of events that were applied before, by consumer");
     describe_counter!("postrider_handler_failed_total", "Failed attempts to apply an event, by consumer");
+    describe_counter!("postrider_held_total", "Messages set aside in the store to be applied later, by consumer");
+    describe_counter!("postrider_dead_letters_total", "Messages given up, by consumer and error type");
+    describe_counter!("postrider_skipped_total", "Events of a type that nobody handles, by consumer");
     describe_counter!("postrider_undecodable_total", "Messages that are no events, by consumer");
     describe_counter!("postrider_subscriptions_lost_total", "Subscriptions that ended with an error, by consumer");
     describe_histogram!("postrider_latency_seconds", "From an event's creation to its committed effect, by consumer");
@@ -75,6 +78,19 @@ pub(crate) fn duplicate(consumer: &str) {
 
 pub(crate) fn handler_failed(consumer: &str) {
     counter!("postrider_handler_failed_total", "consumer" => consumer.to_owned()).increment(1);
+}
+
+pub(crate) fn held(consumer: &str) {
+    counter!("postrider_held_total", "consumer" => consumer.to_owned()).increment(1);
+}
+
+pub(crate) fn buried(consumer: &str, error_type: &str) {
+    counter!("postrider_dead_letters_total", "consumer" => consumer.to_owned(), "error_type" => error_type.to_owned())
+        .increment(1);
+}
+
+pub(crate) fn skipped(consumer: &str) {
+    counter!("postrider_skipped_total", "consumer" => consumer.to_owned()).increment(1);
 }
 
 pub(crate) fn undecodable(consumer: &str) {

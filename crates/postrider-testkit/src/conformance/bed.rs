@@ -47,6 +47,9 @@ pub trait Bed: Send + Sync + 'static {
     /// The names of a consumer's effects, in the order in which they were applied.
     async fn effects(&self, consumer: &str) -> Vec<String>;
 
+    /// A consumer's dead letters, oldest first: the event's name, the type of the error, the number of attempts.
+    async fn dead_letters(&self, consumer: &str) -> Vec<(String, String, i64)>;
+
     /// Takes the lease of a lane.
     async fn lease(&self, lane: u32) -> Lease {
         let lease = self.store().take("relay/default", lane, "test", TTL).await.expect("the store answers");
@@ -157,6 +160,17 @@ impl Bed for PostgresBed {
             .await
             .expect("effects are read")
     }
+
+    async fn dead_letters(&self, consumer: &str) -> Vec<(String, String, i64)> {
+        sqlx::query_as(
+            "SELECT convert_from(payload, 'UTF8')::json #>> '{}', error_type, jsonb_array_length(history)::bigint \
+             FROM postrider.dead_letter WHERE consumer = $1 AND state = 'dead' ORDER BY id",
+        )
+        .bind(consumer)
+        .fetch_all(self.store.pool())
+        .await
+        .expect("dead letters are read")
+    }
 }
 
 /// A fresh SQLite file.
@@ -222,5 +236,16 @@ impl Bed for SqliteBed {
             .expect("effects are read");
         tx.rollback().await.expect("rollback");
         names
+    }
+
+    async fn dead_letters(&self, consumer: &str) -> Vec<(String, String, i64)> {
+        sqlx::query_as(
+            "SELECT json_extract(CAST(payload AS TEXT), '$'), error_type, json_array_length(history)
+               FROM dead_letter WHERE consumer = ?1 AND state = 'dead' ORDER BY id",
+        )
+        .bind(consumer)
+        .fetch_all(self.store.reader())
+        .await
+        .expect("dead letters are read")
     }
 }

@@ -13,6 +13,7 @@ use postrider::broker::embedded::Embedded;
 use postrider::event::Event;
 use postrider::handler::{Consumer, ConsumerSpec, Handler, HandlerError};
 use postrider::inbox::Inbox;
+use postrider::lease::LeaseTimes;
 use postrider::relay::Backoff;
 use tokio_util::sync::CancellationToken;
 
@@ -40,13 +41,23 @@ impl<B: Bed> Handler<Tx<B>> for Flaky<B> {
         B::write_effect(tx, "c", &name(event)).await?;
         let left = self.failures_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         if self.poison && name(event) == "poison" {
-            return Err("poison".into());
+            return Err(HandlerError::retry("poison"));
         }
         if left.is_ok() {
             assert!(!self.panics, "a handler that panics");
-            return Err("not yet".into());
+            return Err(HandlerError::retry("not yet"));
         }
         Ok(())
+    }
+}
+
+/// A handler that never returns.
+struct Stuck;
+
+#[async_trait]
+impl<T: Send> Handler<T> for Stuck {
+    async fn handle(&self, _tx: &mut T, _event: &Event) -> Result<(), HandlerError> {
+        std::future::pending().await
     }
 }
 
@@ -83,7 +94,7 @@ where
 {
     let stop = CancellationToken::new();
     let backoff = Backoff { base: Duration::from_millis(5), max: Duration::from_millis(20), jitter: Duration::ZERO };
-    let spec = ConsumerSpec::new("c", &["#"]);
+    let spec = ConsumerSpec { backoff, retries: 1000, ..ConsumerSpec::new("c", &["#"]) };
     let leases = Arc::new(bed.store().clone());
     let consumer =
         Consumer::new(spec, parts.broker.clone(), parts.inbox.clone(), leases, handler).expect("a valid consumer");
@@ -142,9 +153,17 @@ pub async fn an_unapplied_event_survives_the_instance(bed: &impl Bed) {
 /// The same with other parts.
 pub async fn surviving_with<B: Bed, I: Inbox<Tx = Tx<B>>>(bed: &B, parts: Parts<I>) {
     publish(&parts.broker, &[event("k", "a"), event("k", "b")]).await;
-    run_until(bed, &parts, Flaky::failing(u32::MAX), 1, Duration::from_millis(400)).await;
-    assert!(bed.effects("c").await.is_empty(), "a failed effect stayed");
-    run_until(bed, &parts, Flaky::failing(0), 2, APPLIED / 4).await;
+    // Handlers that do not return, until the instance ends without a word, as it does under kill -9.
+    let (spec, leases) = (ConsumerSpec::new("c", &["#"]), Arc::new(bed.store().clone()));
+    let consumer = Consumer::new(spec, parts.broker.clone(), parts.inbox.clone(), leases, Stuck).expect("valid");
+    let instance =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let times = LeaseTimes { ttl: Duration::from_secs(1) };
+    instance.spawn(consumer.lease_times(times).run(CancellationToken::new()));
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    instance.shutdown_background();
+    assert!(bed.effects("c").await.is_empty(), "an effect that was not committed stayed");
+    run_until(bed, &parts, Flaky::failing(0), 2, APPLIED / 2).await;
     assert_eq!(bed.effects("c").await, ["a", "b"], "the event was lost with the instance");
 }
 
@@ -179,4 +198,122 @@ pub async fn a_failing_event_does_not_outlive_its_subscription(bed: &impl Bed) {
     publish(&parts.broker, &[event("poison", "poison"), event("k", "a"), event("k", "b")]).await;
     run_until(bed, &parts, Flaky { poison: true, ..Flaky::failing(0) }, 2, APPLIED).await;
     assert_eq!(bed.effects("c").await, ["a", "b"]);
+}
+
+/// A handler that answers as an event's name says, and otherwise applies it.
+struct Obedient<B>(PhantomData<fn() -> B>);
+
+#[async_trait]
+impl<B: Bed> Handler<Tx<B>> for Obedient<B> {
+    async fn handle(&self, tx: &mut Tx<B>, event: &Event) -> Result<(), HandlerError> {
+        B::write_effect(tx, "c", &name(event)).await?;
+        match name(event).as_str() {
+            "fail" => Err(HandlerError::retry("no")),
+            "reject" => Err(HandlerError::reject("never")),
+            "skip" => Err(HandlerError::skip()),
+            "hang" => std::future::pending().await,
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Runs an obedient consumer until `count` effects and `dead` dead letters are there.
+async fn run_obedient<B: Bed>(bed: &B, spec: ConsumerSpec, count: usize, dead: usize) {
+    let Parts { inbox, broker } = real(bed);
+    let leases = Arc::new(bed.store().clone());
+    let consumer = Consumer::new(spec, broker, inbox, leases, Obedient::<B>(PhantomData)).expect("a valid consumer");
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(consumer.run(stop.clone()));
+    let deadline = tokio::time::Instant::now() + APPLIED;
+    while bed.effects("c").await.len() < count || bed.dead_letters("c").await.len() < dead {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{:?} {:?}",
+            bed.effects("c").await,
+            bed.dead_letters("c").await
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tokio::time::sleep(NOTHING_MORE).await;
+    stop.cancel();
+    task.await.expect("no panic").expect("the consumer stops well");
+}
+
+fn quick() -> ConsumerSpec {
+    let backoff = Backoff { base: Duration::from_millis(5), max: Duration::from_millis(20), jitter: Duration::ZERO };
+    ConsumerSpec { backoff, handler_timeout: Duration::from_millis(300), ..ConsumerSpec::new("c", &["#"]) }
+}
+
+/// An event that fails at every attempt becomes a dead letter with its attempts; its key's later events come after it,
+/// in order, and other keys do not wait.
+pub async fn spent_attempts_end_among_the_dead_letters(bed: &impl Bed) {
+    let parts = real(bed);
+    publish(&parts.broker, &[event("k", "fail"), event("k", "a"), event("other", "x"), event("k", "b")]).await;
+    run_obedient(bed, quick(), 3, 1).await;
+    assert_eq!(bed.effects("c").await, ["x", "a", "b"], "other keys first, the same key after it, in order");
+    assert_eq!(bed.dead_letters("c").await, [("fail".to_owned(), "handler".to_owned(), 4)]);
+}
+
+/// What a handler rejects is given up at once.
+pub async fn a_rejected_event_is_a_dead_letter_at_once(bed: &impl Bed) {
+    let parts = real(bed);
+    publish(&parts.broker, &[event("k", "reject"), event("k", "a")]).await;
+    run_obedient(bed, quick(), 1, 1).await;
+    assert_eq!(bed.effects("c").await, ["a"]);
+    assert_eq!(bed.dead_letters("c").await, [("reject".to_owned(), "rejected".to_owned(), 1)]);
+}
+
+/// A handler that does not return is stopped, rolled back, and blocks no neighbour.
+pub async fn a_handler_that_never_returns_is_stopped(bed: &impl Bed) {
+    let parts = real(bed);
+    publish(&parts.broker, &[event("k", "hang"), event("other", "x"), event("k", "a")]).await;
+    run_obedient(bed, ConsumerSpec { retries: 1, ..quick() }, 2, 1).await;
+    assert_eq!(bed.effects("c").await, ["x", "a"]);
+    assert_eq!(bed.dead_letters("c").await, [("hang".to_owned(), "timeout".to_owned(), 2)]);
+}
+
+/// An event that nobody handles is done with, and what the handler did for it is kept.
+pub async fn a_skipped_event_is_done_with(bed: &impl Bed) {
+    let parts = real(bed);
+    publish(&parts.broker, &[event("k", "skip"), event("k", "a")]).await;
+    run_obedient(bed, quick(), 2, 0).await;
+    assert_eq!(bed.effects("c").await, ["skip", "a"]);
+    assert!(bed.dead_letters("c").await.is_empty());
+}
+
+/// Another event under an id that was applied is not taken for a repetition.
+pub async fn an_id_that_comes_with_other_content_is_a_dead_letter(bed: &impl Bed) {
+    let parts = real(bed);
+    let first = event("k", "a");
+    let forged = Event::builder(first.topic(), first.kind()).id(first.id()).key("k").json(&"b").expect("json");
+    let forged = forged.build().expect("an event");
+    publish(&parts.broker, &[first.clone(), forged.clone(), first, forged]).await;
+    run_obedient(bed, quick(), 1, 1).await;
+    assert_eq!(bed.effects("c").await, ["a"]);
+    let dead = bed.dead_letters("c").await;
+    assert_eq!((dead.len(), dead[0].1.as_str()), (1, "forged"));
+}
+
+/// A message that ends the process at every attempt becomes a dead letter after its attempts, and takes no other with it.
+pub async fn a_message_that_ends_the_process_becomes_a_dead_letter(bed: &impl Bed) {
+    let parts = real(bed);
+    publish(&parts.broker, &[event("k", "hang"), event("k", "a"), event("other", "b")]).await;
+    let spec = ConsumerSpec { retries: 2, handler_timeout: Duration::from_secs(60), ..quick() };
+    for _ in 0..3 {
+        let leases = Arc::new(bed.store().clone());
+        let Parts { inbox, broker } = real(bed);
+        let handler = Stuck;
+        let consumer = Consumer::new(spec.clone(), broker, inbox, leases, handler).expect("a valid consumer");
+        let instance =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let times = LeaseTimes { ttl: Duration::from_millis(600) };
+        instance.spawn(consumer.lease_times(times).run(CancellationToken::new()));
+        tokio::time::sleep(Duration::from_millis(1800)).await;
+        instance.shutdown_background();
+    }
+    run_obedient(bed, ConsumerSpec { retries: 2, ..quick() }, 2, 1).await;
+    let mut effects = bed.effects("c").await;
+    effects.sort();
+    assert_eq!(effects, ["a", "b"]);
+    assert_eq!(bed.dead_letters("c").await[0].0, "hang");
 }

@@ -66,7 +66,7 @@ impl Handler<Transaction<'static, Postgres>> for Recorder {
             .execute(&mut **tx)
             .await?;
         if applied.rows_affected() != 1 {
-            return Err(format!("no account {:?}", event.key()).into());
+            return Err(HandlerError::retry(format!("no account {:?}", event.key())));
         }
         Ok(())
     }

@@ -15,7 +15,9 @@ use chrono::{DateTime, SecondsFormat, SubsecRound, Utc};
 use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::event::{Event, HEADER_NAME_BYTES_MAX, HEADER_VALUE_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::event::{
+    Event, HEADER_NAME_BYTES_MAX, HEADER_VALUE_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, TEXT_BYTES_MAX, id_of_hash,
+};
 
 /// The version of the specification that we write.
 pub const SPECVERSION: &str = "1.0";
@@ -252,7 +254,7 @@ fn derived_id(source: &str, id: &str) -> Uuid {
         hash ^= u128::from(byte);
         hash = hash.wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
     }
-    uuid::Builder::from_custom_bytes(hash.to_be_bytes()).into_uuid()
+    id_of_hash(hash)
 }
 
 #[cfg(test)]

@@ -2,13 +2,17 @@
 //!
 //! The contract that every broker keeps is tested by `postrider_testkit::conformance::broker`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::doctor::Finding;
 use crate::error::{Error, Result};
-use crate::event::Event;
+use crate::event::{Event, id_of_hash};
 use crate::handler::ConsumerSpec;
 use crate::lease::Lease;
 
@@ -58,15 +62,61 @@ pub trait Broker: Send + Sync {
     async fn inspect(&self) -> Result<Vec<Finding>>;
 }
 
+/// Where a message came from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The exchange or stream.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub exchange: String,
+    /// The topic, or routing key.
+    pub topic: String,
+    /// The queue or group that it was read from.
+    pub queue: String,
+    /// Its place there, where the broker numbers messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<i64>,
+}
+
+/// A message that is no event, as it came.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RawMessage {
+    /// Its headers and properties.
+    pub headers: BTreeMap<String, String>,
+    /// Its body.
+    pub payload: Bytes,
+}
+
+impl RawMessage {
+    /// An id that is always the same for the same content.
+    pub fn id(&self) -> Uuid {
+        let headers =
+            self.headers.iter().flat_map(|(name, value)| name.bytes().chain([0]).chain(value.bytes()).chain([0]));
+        let headers = topic::fnv64(headers);
+        let payload = topic::fnv64(self.payload.iter().copied());
+        id_of_hash(u128::from(headers) << 64 | u128::from(payload))
+    }
+}
+
+/// A message that is no event, and why.
+#[derive(Debug)]
+pub struct Undecodable {
+    /// Why.
+    pub error: Error,
+    /// The message.
+    pub raw: RawMessage,
+}
+
 /// A message as it arrived. One that cannot be understood is still a message.
 #[derive(Debug)]
 pub struct Delivery {
     /// What to give to [`Subscription::ack`].
     pub tag: u64,
     /// The event, or why it is none.
-    pub event: Result<Event, Error>,
+    pub event: Result<Event, Undecodable>,
     /// Whether the broker says that it was delivered before.
     pub is_redelivered: bool,
+    /// Where it came from.
+    pub origin: Origin,
 }
 
 /// The stream of one consumer's messages. Messages of one key come in order; one that was not acked comes again

@@ -18,13 +18,19 @@ pub fn matches(pattern: &str, topic: &str) -> bool {
 
 /// A stable hash of a key (FNV-1a), the same in every version: slots and stored hashes depend on it.
 pub fn hash(key: &[u8]) -> u32 {
-    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    for byte in key {
-        hash ^= u64::from(*byte);
-        hash = hash.wrapping_mul(0x0000_0100_0000_01b3);
-    }
+    let hash = fnv64(key.iter().copied());
     // The low bits of FNV are its weak ones.
     ((hash >> 32) ^ hash) as u32
+}
+
+/// FNV-1a, 64 bits.
+pub(crate) fn fnv64(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// The hash that held messages are kept with: slots share them as they share messages.
+pub(crate) fn shard(event: &crate::Event) -> u32 {
+    event_hash(event) % crate::handler::SLOTS_MAX
 }
 
 /// The hash that decides an event's slot: of its key, or of its id when it has none.

@@ -60,7 +60,7 @@ impl<I: Inbox> Consumer<I> {
         self
     }
 
-    /// Chooses the waits between attempts of a failing handler.
+    /// Chooses the waits between attempts to reach the broker and the store. Those of failing events are the spec's.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;

@@ -2,26 +2,32 @@
 //!
 //! A [`Consumer`] receives messages, begins a transaction, admits the event in the inbox, gives event and transaction
 //! to the [`Handler`], commits, and only then acks. Messages of one key are handled one after the other; different keys
-//! in parallel.
+//! in parallel. What fails is held in the store, acked, and tried again; see [`crate::inbox`].
+
+use std::time::Duration;
 
 use async_trait::async_trait;
 
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
+use crate::relay::Backoff;
 
 mod consumer;
+mod desk;
+mod router;
 mod slot;
+mod verdict;
 
 pub use consumer::Consumer;
-
-/// What a handler may fail with; any error converts into it.
-pub type HandlerError = Box<dyn std::error::Error + Send + Sync>;
+pub use router::{HandlerOf, Router};
+pub use verdict::HandlerError;
 
 /// Applies an event. `Tx` is the inbox's transaction, a `sqlx::Transaction` for the stores of this crate.
 #[async_trait]
 pub trait Handler<Tx: Send>: Send + Sync {
     /// Applies one event inside the open transaction `tx`, and may append further events to the outbox in it. An error
-    /// rolls everything back and the event is given again later; until then the later events of its key wait.
+    /// rolls everything back, and says what happens next: see [`HandlerError`]. Until an event is applied or given up, the
+    /// later events of its key wait.
     ///
     /// Must not commit or roll back by itself. Effects outside of `tx` may happen more than once.
     async fn handle(&self, tx: &mut Tx, event: &Event) -> Result<(), HandlerError>;
@@ -41,6 +47,12 @@ pub struct ConsumerSpec {
     /// Into how many parts the messages are cut by the hash of their key. Instances share slots, so at most this many
     /// instances work at once; the others stand by.
     pub slots: u32,
+    /// How often a failed event is tried again before it becomes a dead letter.
+    pub retries: u32,
+    /// The waits between attempts.
+    pub backoff: Backoff,
+    /// How long one attempt may take, database included.
+    pub handler_timeout: Duration,
 }
 
 /// The slots of a sharded consumer must divide the hash space that publishers put into messages.
@@ -55,6 +67,10 @@ impl ConsumerSpec {
             prefetch: 256,
             concurrency: 16,
             slots: 1,
+            retries: 3,
+            // 1 s, 2 s, 4 s.
+            backoff: Backoff { jitter: Duration::ZERO, ..Backoff::default() },
+            handler_timeout: Duration::from_secs(30),
         }
     }
 
@@ -78,6 +94,9 @@ impl ConsumerSpec {
         }
         if self.slots == 0 || self.slots > SLOTS_MAX {
             return wrong(format!("slots must be 1 to {SLOTS_MAX}"));
+        }
+        if self.handler_timeout.is_zero() {
+            return wrong("handler_timeout must be longer than zero".to_owned());
         }
         Ok(())
     }

@@ -68,9 +68,9 @@ impl<Q: Queue + ?Sized + 'static> Broker for Embedded<Q> {
     }
 
     async fn subscribe(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<Box<dyn Subscription>> {
-        let offset = self.queue.open(consumer, lease).await?;
+        let opened = self.queue.open(consumer, lease).await?;
         let subscription =
-            EmbeddedSubscription::new(self.queue.clone(), consumer.clone(), lease.clone(), offset, self.poll);
+            EmbeddedSubscription::new(self.queue.clone(), consumer.clone(), lease.clone(), opened, self.poll);
         Ok(Box::new(subscription))
     }
 

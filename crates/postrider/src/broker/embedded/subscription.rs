@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use tokio::task::JoinHandle;
 
-use super::{Message, Queue};
-use crate::broker::{Delivery, Subscription};
+use super::{Message, OpenedSlot, Queue};
+use crate::broker::{Delivery, Origin, RawMessage, Subscription, Undecodable};
 use crate::error::Result;
 use crate::handler::ConsumerSpec;
 use crate::lease::Lease;
@@ -33,6 +33,8 @@ pub(super) struct EmbeddedSubscription<Q: Queue + ?Sized> {
     /// Delivered offsets, and whether they were acked.
     delivered: BTreeMap<i64, bool>,
     unacked: usize,
+    /// How many of the next messages may have ended the process that had them.
+    suspicious: u16,
     committed: i64,
     reading: Option<ReadTask>,
     committing: Option<JoinHandle<Result<()>>>,
@@ -43,9 +45,11 @@ pub(super) struct EmbeddedSubscription<Q: Queue + ?Sized> {
 }
 
 impl<Q: Queue + ?Sized + 'static> EmbeddedSubscription<Q> {
-    pub fn new(queue: Arc<Q>, consumer: ConsumerSpec, lease: Lease, offset: i64, poll: Duration) -> Self {
+    pub fn new(queue: Arc<Q>, consumer: ConsumerSpec, lease: Lease, opened: OpenedSlot, poll: Duration) -> Self {
         let now = Instant::now();
+        let offset = opened.offset;
         Self {
+            suspicious: if opened.was_open { consumer.prefetch } else { 0 },
             queue,
             consumer,
             lease,
@@ -61,6 +65,17 @@ impl<Q: Queue + ?Sized + 'static> EmbeddedSubscription<Q> {
             next_poll: now,
             poll,
         }
+    }
+
+    fn deliver(&mut self, message: Message) -> Delivery {
+        // The last holder ended without a word: what it may have had in hand is what comes first.
+        let is_redelivered = self.suspicious > 0;
+        self.suspicious = self.suspicious.saturating_sub(1);
+        let topic = message.event.as_ref().map(|event| event.topic().to_owned()).unwrap_or_default();
+        let origin =
+            Origin { exchange: String::new(), topic, queue: self.consumer.name.clone(), offset: Some(message.offset) };
+        let event = message.event.map_err(|error| Undecodable { error, raw: RawMessage::default() });
+        Delivery { tag: message.offset as u64, event, is_redelivered, origin }
     }
 
     /// The offset up to which everything is done: just below the lowest unfinished message, or everything read.
@@ -119,7 +134,7 @@ impl<Q: Queue + ?Sized + 'static> Subscription for EmbeddedSubscription<Q> {
                 if let Some(message) = self.buffer.pop_front() {
                     self.delivered.insert(message.offset, false);
                     self.unacked += 1;
-                    return Ok(Delivery { tag: message.offset as u64, event: message.event, is_redelivered: false });
+                    return Ok(self.deliver(message));
                 }
                 self.start_read();
             }
@@ -154,10 +169,7 @@ impl<Q: Queue + ?Sized + 'static> Subscription for EmbeddedSubscription<Q> {
         if let Some(committing) = self.committing.take() {
             task::join(&mut Some(committing)).await?;
         }
-        let offset = self.done_to();
-        if offset > self.committed {
-            self.queue.commit(&self.consumer, &self.lease, offset).await?;
-        }
-        Ok(())
+        let offset = self.done_to().max(self.committed);
+        self.queue.leave(&self.consumer, &self.lease, offset).await
     }
 }

@@ -4,18 +4,20 @@
 //! names. The AMQP properties repeat what brokers, tools and foreign consumers look at (message id, type, content type,
 //! timestamp, correlation id), and `delivery_mode` 2 makes the message survive a restart.
 
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use lapin::BasicProperties;
 use lapin::message::Delivery as Received;
 use lapin::types::{AMQPValue, ShortString};
 
 use crate::broker::cloudevents::{self, Attribute, Decoder};
-use crate::broker::{Delivery, topic};
+use crate::broker::{Delivery, Origin, RawMessage, Undecodable, topic};
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
-use crate::handler::SLOTS_MAX;
 
-/// The header that sharded consumers' queues are bound by: the event's hash, modulo [`SLOTS_MAX`].
+/// The header that sharded consumers' queues are bound by: the event's hash, modulo [`crate::handler::SLOTS_MAX`].
 pub(super) const SLOT_HEADER: &str = "postrider-slot";
 /// Headers travel in one frame, and RabbitMQ's default frame has 128 KiB; the rest of the frame is the properties'.
 const HEADERS_BYTES_MAX: usize = 96 * 1024;
@@ -98,7 +100,7 @@ pub(super) fn slot_value(slot: u32) -> AMQPValue {
 
 /// The number that [`SLOT_HEADER`] gives an event.
 pub(super) fn slot(event: &Event) -> i64 {
-    i64::from(topic::event_hash(event) % SLOTS_MAX)
+    i64::from(topic::shard(event))
 }
 
 /// The text, if a short string can hold it.
@@ -107,16 +109,47 @@ pub(super) fn fitting(text: &str) -> Option<&str> {
 }
 
 /// A received message.
-pub(super) fn delivery(received: Received) -> Delivery {
-    Delivery {
-        tag: received.delivery_tag,
-        is_redelivered: received.redelivered,
-        event: event(received.routing_key, &received.properties, received.data),
+pub(super) fn delivery(received: Received, queue: &str) -> Delivery {
+    let origin = Origin {
+        exchange: received.exchange.to_string(),
+        topic: received.routing_key.to_string(),
+        queue: queue.to_owned(),
+        offset: None,
+    };
+    let payload = Bytes::from(received.data);
+    let event = event(received.routing_key, &received.properties, payload.clone());
+    let event = event.map_err(|error| Undecodable { error, raw: raw(&received.properties, payload) });
+    Delivery { tag: received.delivery_tag, is_redelivered: received.redelivered, event, origin }
+}
+
+fn raw(properties: &BasicProperties, payload: Bytes) -> RawMessage {
+    let mut headers = BTreeMap::new();
+    for (name, value) in properties.headers().iter().flatten() {
+        if let Some(value) = as_text(value) {
+            headers.insert(name.to_string(), value);
+        }
     }
+    let named = [
+        ("content_type", properties.content_type()),
+        ("message_id", properties.message_id()),
+        ("correlation_id", properties.correlation_id()),
+        ("type", properties.kind()),
+        ("app_id", properties.app_id()),
+    ];
+    for (name, value) in named {
+        if let Some(value) = value {
+            headers.insert(name.to_owned(), value.to_string());
+        }
+    }
+    RawMessage { headers, payload }
 }
 
 /// The event that a message carries.
-pub(super) fn event(routing_key: ShortString, properties: &BasicProperties, payload: Vec<u8>) -> Result<Event> {
+pub(super) fn event(
+    routing_key: ShortString,
+    properties: &BasicProperties,
+    payload: impl Into<Bytes>,
+) -> Result<Event> {
     let mut decoder = Decoder::new(routing_key);
     for (name, value) in properties.headers().iter().flatten() {
         let Some(value) = as_text(value) else { continue };

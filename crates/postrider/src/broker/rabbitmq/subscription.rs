@@ -75,7 +75,7 @@ fn tag(lease: &Lease) -> ShortString {
 impl Subscription for QueueSubscription {
     async fn next(&mut self) -> Result<Delivery> {
         match self.consumer.next().await {
-            Some(Ok(received)) => Ok(message::delivery(received)),
+            Some(Ok(received)) => Ok(message::delivery(received, &self.queue)),
             Some(Err(error)) => Err(self.ended(error)),
             None if self.channel.status().connected() => Err(Error::new(
                 Kind::Missing,

@@ -13,7 +13,10 @@ pub const SCHEMA: Schema = Schema {
     store: "PostgreSQL",
     record: RECORD,
     record_table: "postrider.migration",
-    migrations: &[Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") }],
+    migrations: &[
+        Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") },
+        Migration { version: 2, name: "retries", sql: include_str!("migrations/0002_retries.sql") },
+    ],
 };
 
 const RECORD: &str = "CREATE SCHEMA IF NOT EXISTS postrider;

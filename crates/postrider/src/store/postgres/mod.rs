@@ -20,6 +20,7 @@ mod lease;
 mod migrate;
 mod outbox;
 mod queue;
+mod retries;
 mod row;
 mod source;
 mod upkeep;

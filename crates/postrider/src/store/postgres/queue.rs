@@ -8,7 +8,7 @@ use sqlx::{PgConnection, Row as _};
 use super::PostgresStore;
 use super::error::db;
 use super::row::{self, Columns};
-use crate::broker::embedded::{Message, Queue};
+use crate::broker::embedded::{Message, OpenedSlot, Queue};
 use crate::broker::topic;
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
@@ -69,7 +69,7 @@ impl Queue for PostgresStore {
         tx.commit().await.map_err(db)
     }
 
-    async fn open(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<i64> {
+    async fn open(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<OpenedSlot> {
         let mut tx = self.own.begin().await.map_err(db)?;
         sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($1, 7062611490211871))")
             .bind(&consumer.name)
@@ -104,8 +104,9 @@ impl Queue for PostgresStore {
             .map_err(db)?;
         }
         let row = sqlx::query(
-            "UPDATE postrider.cursor SET epoch = $3 WHERE consumer = $1 AND slot = $2 AND epoch <= $3 \
-             RETURNING \"offset\"",
+            "UPDATE postrider.cursor c SET epoch = $3, is_open = true \
+             FROM (SELECT is_open FROM postrider.cursor WHERE consumer = $1 AND slot = $2 FOR UPDATE) o \
+             WHERE c.consumer = $1 AND c.slot = $2 AND c.epoch <= $3 RETURNING c.\"offset\", o.is_open",
         )
         .bind(&consumer.name)
         .bind(lease.slot as i32)
@@ -114,9 +115,9 @@ impl Queue for PostgresStore {
         .await
         .map_err(db)?;
         let Some(row) = row else { return Err(lease_lost(consumer, lease)) };
-        let offset = row.try_get(0).map_err(db)?;
+        let opened = OpenedSlot { offset: row.try_get(0).map_err(db)?, was_open: row.try_get(1).map_err(db)? };
         tx.commit().await.map_err(db)?;
-        Ok(offset)
+        Ok(opened)
     }
 
     async fn read(&self, consumer: &ConsumerSpec, slot: u32, offset: i64, limit: usize) -> Result<(Vec<Message>, i64)> {
@@ -150,8 +151,22 @@ impl Queue for PostgresStore {
     }
 
     async fn commit(&self, consumer: &ConsumerSpec, lease: &Lease, offset: i64) -> Result<()> {
+        self.move_cursor(consumer, lease, offset, true).await
+    }
+
+    async fn leave(&self, consumer: &ConsumerSpec, lease: &Lease, offset: i64) -> Result<()> {
+        self.move_cursor(consumer, lease, offset, false).await
+    }
+
+    async fn appended(&self) {
+        self.wake.appended().await;
+    }
+}
+
+impl PostgresStore {
+    async fn move_cursor(&self, consumer: &ConsumerSpec, lease: &Lease, offset: i64, is_open: bool) -> Result<()> {
         let result = sqlx::query(
-            "UPDATE postrider.cursor SET \"offset\" = greatest(\"offset\", $4) \
+            "UPDATE postrider.cursor SET \"offset\" = greatest(\"offset\", $4), is_open = $6 \
              WHERE consumer = $1 AND slot = $2 AND epoch = $3 AND slots = $5",
         )
         .bind(&consumer.name)
@@ -159,14 +174,11 @@ impl Queue for PostgresStore {
         .bind(lease.epoch)
         .bind(offset)
         .bind(consumer.slots as i32)
+        .bind(is_open)
         .execute(&self.own)
         .await
         .map_err(db)?;
         if result.rows_affected() == 1 { Ok(()) } else { Err(lease_lost(consumer, lease)) }
-    }
-
-    async fn appended(&self) {
-        self.wake.appended().await;
     }
 }
 

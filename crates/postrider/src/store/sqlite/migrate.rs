@@ -12,7 +12,10 @@ pub const SCHEMA: Schema = Schema {
     store: "SQLite",
     record: RECORD,
     record_table: "postrider_migration",
-    migrations: &[Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") }],
+    migrations: &[
+        Migration { version: 1, name: "spine", sql: include_str!("migrations/0001_spine.sql") },
+        Migration { version: 2, name: "retries", sql: include_str!("migrations/0002_retries.sql") },
+    ],
 };
 
 const RECORD: &str = "CREATE TABLE IF NOT EXISTS postrider_migration (

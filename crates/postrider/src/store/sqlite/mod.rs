@@ -29,6 +29,7 @@ mod migrate;
 mod outbox;
 mod parked;
 mod queue;
+mod retries;
 mod row;
 mod source;
 mod upkeep;

@@ -7,7 +7,7 @@ use sqlx::{Row as _, SqliteConnection};
 
 use super::row::{self, CHUNKS, event_columns};
 use super::{SqliteStore, Tx, now_ms};
-use crate::broker::embedded::{Message, Queue};
+use crate::broker::embedded::{Message, OpenedSlot, Queue};
 use crate::broker::topic;
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
@@ -30,23 +30,31 @@ impl Queue for SqliteStore {
         Ok(())
     }
 
-    async fn open(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<i64> {
+    async fn open(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<OpenedSlot> {
         const DOING: &str = "the consumer's slot was not opened";
         let mut tx = self.write(DOING).await?;
         self.slots(&mut tx, consumer, lease).await?;
-        let row = sqlx::query(
-            "UPDATE cursor SET epoch = ?3 WHERE consumer = ?1 AND slot = ?2 AND epoch <= ?3 RETURNING \"offset\"",
-        )
-        .bind(&consumer.name)
-        .bind(lease.slot)
-        .bind(lease.epoch)
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(self.failed(DOING))?;
+        let row = sqlx::query("SELECT \"offset\", is_open FROM cursor WHERE consumer = ? AND slot = ? AND epoch <= ?")
+            .bind(&consumer.name)
+            .bind(lease.slot)
+            .bind(lease.epoch)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(self.failed(DOING))?;
         let Some(row) = row else { return Err(lost(consumer, lease)) };
-        let offset = row.try_get(0).map_err(self.failed(DOING))?;
+        let read = || -> Result<OpenedSlot, sqlx::Error> {
+            Ok(OpenedSlot { offset: row.try_get(0)?, was_open: row.try_get(1)? })
+        };
+        let opened = read().map_err(self.failed(DOING))?;
+        sqlx::query("UPDATE cursor SET epoch = ?3, is_open = 1 WHERE consumer = ?1 AND slot = ?2")
+            .bind(&consumer.name)
+            .bind(lease.slot)
+            .bind(lease.epoch)
+            .execute(&mut *tx)
+            .await
+            .map_err(self.failed(DOING))?;
         tx.commit().await.map_err(self.failed(DOING))?;
-        Ok(offset)
+        Ok(opened)
     }
 
     async fn read(&self, consumer: &ConsumerSpec, slot: u32, offset: i64, limit: usize) -> Result<(Vec<Message>, i64)> {
@@ -85,10 +93,24 @@ impl Queue for SqliteStore {
     }
 
     async fn commit(&self, consumer: &ConsumerSpec, lease: &Lease, offset: i64) -> Result<()> {
+        self.move_cursor(consumer, lease, offset, true).await
+    }
+
+    async fn leave(&self, consumer: &ConsumerSpec, lease: &Lease, offset: i64) -> Result<()> {
+        self.move_cursor(consumer, lease, offset, false).await
+    }
+
+    async fn appended(&self) {
+        self.inner.appended.notified().await;
+    }
+}
+
+impl SqliteStore {
+    async fn move_cursor(&self, consumer: &ConsumerSpec, lease: &Lease, offset: i64, is_open: bool) -> Result<()> {
         const DOING: &str = "the consumer's offset was not written";
         let mut tx = self.write(DOING).await?;
         let moved = sqlx::query(
-            "UPDATE cursor SET \"offset\" = max(\"offset\", ?5)
+            "UPDATE cursor SET \"offset\" = max(\"offset\", ?5), is_open = ?6
               WHERE consumer = ?1 AND slot = ?2 AND slots = ?3 AND epoch = ?4",
         )
         .bind(&consumer.name)
@@ -96,6 +118,7 @@ impl Queue for SqliteStore {
         .bind(consumer.slots)
         .bind(lease.epoch)
         .bind(offset)
+        .bind(is_open)
         .execute(&mut *tx)
         .await
         .map_err(self.failed(DOING))?;
@@ -105,12 +128,6 @@ impl Queue for SqliteStore {
         tx.commit().await.map_err(self.failed(DOING))
     }
 
-    async fn appended(&self) {
-        self.inner.appended.notified().await;
-    }
-}
-
-impl SqliteStore {
     /// Makes sure that the consumer has exactly its slots.
     async fn slots(&self, tx: &mut Tx, consumer: &ConsumerSpec, lease: &Lease) -> Result<()> {
         const DOING: &str = "the consumer's slot was not opened";
