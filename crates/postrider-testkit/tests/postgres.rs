@@ -56,6 +56,8 @@ suite!(
         a_skipped_event_is_done_with,
         an_id_that_comes_with_other_content_is_a_dead_letter,
         a_message_that_ends_the_process_becomes_a_dead_letter,
+        a_replayed_dead_letter_is_applied_once,
+        a_discarded_dead_letter_stays_where_it_is,
         each_key_keeps_its_order_at_any_concurrency,
     ]
 );

@@ -11,8 +11,11 @@
 //! 6. [`inbox`]: admits each event once, in the transaction of its effect.
 //! 7. [`handler`]: applies it.
 //!
+//! What is given up on the way lies at the desk of [`dead`].
+//!
 //! Beside the way stand [`store`] (PostgreSQL, SQLite), [`lease`] (who does what, fenced) and [`upkeep`] (partitions,
-//! retention, backlog). [`migrate`] and [`doctor`] are for the people who run it.
+//! retention, backlog). [`migrate`] and [`doctor`] are for the people who run it. With the feature `http` there is
+//! `http`, a client for services that have no queue: retries, breaker, fallback.
 //!
 //! ```no_run
 //! # #[cfg(feature = "postgres")]
@@ -39,12 +42,15 @@ pub mod relay;
 pub mod broker;
 pub mod inbox;
 pub mod handler;
+pub mod dead;
 pub mod lease;
 pub mod upkeep;
 pub mod migrate;
 pub mod doctor;
 pub mod metrics;
 pub mod store;
+#[cfg(feature = "http")]
+pub mod http;
 mod task;
 
 pub use error::{Error, Kind, Result, Retry};

@@ -1,7 +1,8 @@
 //! Names and labels of all metrics, in one place. The `metrics` facade lets users of the library keep their exporter.
 //!
-//! Labels are bounded: destinations and consumers come from the configuration, error kinds from [`crate::Kind`]. No
-//! label ever holds a key, a tenant or a topic.
+//! Labels are bounded: destinations and consumers come from the configuration, error kinds from [`crate::Kind`]; of the
+//! HTTP client's destinations, which may come from data, the first hundred are told apart. No label ever holds a key, a
+//! tenant or a topic.
 
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
@@ -29,6 +30,8 @@ pub fn describe() {
     describe_counter!("postrider_undecodable_total", "Messages that are no events, by consumer");
     describe_counter!("postrider_subscriptions_lost_total", "Subscriptions that ended with an error, by consumer");
     describe_histogram!("postrider_latency_seconds", "From an event's creation to its committed effect, by consumer");
+    #[cfg(feature = "http")]
+    http::describe();
 }
 
 pub(crate) fn published(destination: &str, count: u64) {
@@ -99,4 +102,43 @@ pub(crate) fn undecodable(consumer: &str) {
 
 pub(crate) fn subscription_lost(consumer: &str) {
     counter!("postrider_subscriptions_lost_total", "consumer" => consumer.to_owned()).increment(1);
+}
+
+/// The HTTP client's. A destination is `host:port`, or `other`.
+#[cfg(feature = "http")]
+pub(crate) mod http {
+    use std::time::Duration;
+
+    use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+
+    pub(super) fn describe() {
+        describe_counter!("postrider_http_calls_total", "Calls over HTTP, by how they ended");
+        describe_counter!("postrider_http_retries_total", "Further tries of calls over HTTP");
+        describe_counter!("postrider_http_fallbacks_total", "Calls over HTTP that got a cached answer or a default");
+        describe_gauge!("postrider_http_breakers_open", "Breakers that stop calls to the destination");
+        describe_histogram!("postrider_http_seconds", "Duration of one try, until the last byte of the answer");
+    }
+
+    pub(crate) fn called(destination: &str, outcome: &'static str) {
+        counter!("postrider_http_calls_total", "destination" => destination.to_owned(), "outcome" => outcome)
+            .increment(1);
+    }
+
+    pub(crate) fn retried(destination: &str) {
+        counter!("postrider_http_retries_total", "destination" => destination.to_owned()).increment(1);
+    }
+
+    pub(crate) fn fell_back(destination: &str, origin: &'static str) {
+        counter!("postrider_http_fallbacks_total", "destination" => destination.to_owned(), "origin" => origin)
+            .increment(1);
+    }
+
+    /// A change, not a state: several clients, and all destinations beyond the bound, share a label.
+    pub(crate) fn breakers_open(destination: &str, change: f64) {
+        gauge!("postrider_http_breakers_open", "destination" => destination.to_owned()).increment(change);
+    }
+
+    pub(crate) fn took(destination: &str, duration: Duration) {
+        histogram!("postrider_http_seconds", "destination" => destination.to_owned()).record(duration.as_secs_f64());
+    }
 }

@@ -16,12 +16,14 @@ pub struct Retention {
     pub inbox: Duration,
     /// Messages of the embedded broker that every consumer has acked.
     pub queue: Duration,
+    /// Dead letters, replayed or not.
+    pub dead: Duration,
 }
 
 impl Default for Retention {
     fn default() -> Self {
         const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-        Self { outbox: 7 * DAY, inbox: 14 * DAY, queue: DAY }
+        Self { outbox: 7 * DAY, inbox: 14 * DAY, queue: DAY, dead: 14 * DAY }
     }
 }
 
@@ -38,6 +40,8 @@ pub struct UpkeepReport {
     pub inbox_deleted: u64,
     /// Messages of the embedded broker deleted.
     pub queue_deleted: u64,
+    /// Dead letters deleted.
+    pub dead_deleted: u64,
 }
 
 /// The state of one outbox, from indexes and positions; never found by counting all rows.

@@ -9,6 +9,7 @@ use crate::config::{self, Config};
 use crate::logging;
 
 pub mod demo;
+mod dead;
 mod doctor;
 mod failure;
 mod init;
@@ -60,6 +61,8 @@ enum Command {
     Tail(tail::TailArgs),
     /// Show schema, backlog and who holds which lane
     Status(status::StatusArgs),
+    /// The desk: list, show, replay and discard what consumers have given up
+    Dead(Box<dead::DeadArgs>),
     /// Check config, store and broker, and say what to do
     Doctor(doctor::DoctorArgs),
     /// A relay or consumer of the demo, in a process that can be killed
@@ -84,6 +87,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Send(args) => block_on(send::run(*args, load()?)),
         Command::Tail(args) => block_on(tail::run(args, load()?)),
         Command::Status(args) => block_on(status::run(args, load()?)),
+        Command::Dead(args) => block_on(dead::run(*args, load()?)),
         Command::Doctor(args) => block_on(doctor::run(args, config)),
     }
 }

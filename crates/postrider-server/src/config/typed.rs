@@ -105,6 +105,7 @@ fn retention(settings: &mut Settings) -> Retention {
         outbox: Duration::from_millis(days("retention.outbox_days") * DAY_MS),
         inbox: Duration::from_millis(days("retention.inbox_days") * DAY_MS),
         queue: Duration::from_millis(days("retention.queue_days") * DAY_MS),
+        dead: Duration::from_millis(days("retention.dead_letter_days") * DAY_MS),
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
+use postrider::dead::{DeadFilter, DeadLetters};
 use postrider::event::Event;
 use postrider::handler::{Consumer, ConsumerSpec, Handler, HandlerError};
 use postrider::inbox::Inbox;
@@ -316,4 +317,71 @@ pub async fn a_message_that_ends_the_process_becomes_a_dead_letter(bed: &impl Be
     effects.sort();
     assert_eq!(effects, ["a", "b"]);
     assert_eq!(bed.dead_letters("c").await[0].0, "hang");
+}
+
+/// A replayed dead letter is applied once, by the consumer that failed, oldest of its key first; one that fails again is
+/// a dead letter again. What is recalled is not applied, and two operators do not take the same one.
+pub async fn a_replayed_dead_letter_is_applied_once(bed: &impl Bed) {
+    let parts = real(bed);
+    let names = ["1", "2", "3", "4"];
+    let events: Vec<Event> = names.iter().map(|name| event("k", name)).collect();
+    publish(&parts.broker, &events).await;
+    let strict = ConsumerSpec { retries: 0, ..quick() };
+    run_until_dead(bed, strict, names.len()).await;
+    assert!(bed.effects("c").await.is_empty());
+
+    let (store, all) = (bed.store(), DeadFilter::default());
+    let first = store.dead_replay(&all, 2, "a").await.expect("replayed");
+    let second = store.dead_replay(&all, 10, "b").await.expect("replayed");
+    assert_eq!((first.len(), second.len()), (2, 2), "each is taken once");
+    assert!(store.dead_replay(&all, 10, "b").await.expect("answers").is_empty());
+    assert_eq!(store.dead_recall(&second, "b").await.expect("recalled"), 2);
+    assert_eq!(store.dead_progress(&first).await.expect("answers").open, 2);
+
+    run_obedient(bed, quick(), 2, 2).await;
+    assert_eq!(bed.effects("c").await, ["1", "2"]);
+    let progress = store.dead_progress(&first).await.expect("answers");
+    assert_eq!((progress.applied, progress.failed, progress.open), (2, 0, 0));
+
+    // The rest; a repetition of all of them changes nothing more.
+    let rest = store.dead_replay(&all, 10, "a").await.expect("replayed");
+    publish(&parts.broker, &events).await;
+    run_obedient(bed, quick(), 4, 0).await;
+    assert_eq!(bed.effects("c").await, names);
+    assert_eq!(store.dead_progress(&rest).await.expect("answers").applied, 2);
+    assert!(store.dead_list(&all, 0, 10).await.expect("listed").is_empty());
+}
+
+/// A discarded dead letter is neither listed nor replayed.
+pub async fn a_discarded_dead_letter_stays_where_it_is(bed: &impl Bed) {
+    let parts = real(bed);
+    publish(&parts.broker, &[event("k", "reject"), event("l", "reject")]).await;
+    run_obedient(bed, quick(), 0, 2).await;
+    let store = bed.store();
+    let of_key = DeadFilter { key: Some("k".to_owned()), ..DeadFilter::default() };
+    assert_eq!(store.dead_discard(&of_key, "a test", "a").await.expect("discarded"), 1);
+    let left = store.dead_list(&DeadFilter::default(), 0, 10).await.expect("listed");
+    assert_eq!(left.iter().map(|letter| letter.key.as_deref()).collect::<Vec<_>>(), [Some("l")]);
+    assert_eq!(store.dead_replay(&DeadFilter::default(), 10, "a").await.expect("replayed").len(), 1);
+    let detail = store.dead_show(left[0].id).await.expect("answers").expect("is there");
+    assert_eq!((detail.view.error_type.as_str(), detail.view.error.as_str()), ("rejected", "never"));
+    assert_eq!(detail.payload, br#""reject""#);
+    assert_eq!(store.dead_stats().await.expect("counted").iter().map(|count| count.count).sum::<i64>(), 2);
+}
+
+/// Runs a consumer whose handler always fails until there are that many dead letters.
+async fn run_until_dead<B: Bed>(bed: &B, spec: ConsumerSpec, count: usize) {
+    let Parts { inbox, broker } = real(bed);
+    let leases = Arc::new(bed.store().clone());
+    let handler = Flaky::<B>::failing(u32::MAX);
+    let consumer = Consumer::new(spec, broker, inbox, leases, handler).expect("a valid consumer");
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(consumer.run(stop.clone()));
+    let deadline = tokio::time::Instant::now() + APPLIED;
+    while bed.dead_letters("c").await.len() < count {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", bed.dead_letters("c").await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    stop.cancel();
+    task.await.expect("no panic").expect("the consumer stops well");
 }

@@ -51,7 +51,7 @@ pub struct ConsumerSpec {
     pub retries: u32,
     /// The waits between attempts.
     pub backoff: Backoff,
-    /// How long one attempt may take, database included.
+    /// How long the handler may take for one attempt.
     pub handler_timeout: Duration,
 }
 

@@ -339,21 +339,9 @@ impl<I: Inbox> Worker<I> {
                 return None;
             }
             // A task of its own, so that a panic in a handler is one more failure.
-            let mut attempt = tokio::spawn(apply_once(self.run.clone(), event.clone(), held.cloned()));
-            let timeout = self.run.spec.handler_timeout;
-            let outcome = match tokio::time::timeout(timeout, &mut attempt).await {
-                Ok(Ok(outcome)) => outcome,
-                Ok(Err(panic)) => Outcome::Said(retry("panic", panicked(panic))),
-                Err(_) => {
-                    attempt.abort();
-                    // Its transaction ends with it; only then may another one begin.
-                    match attempt.await {
-                        Ok(outcome) => outcome,
-                        Err(_) => {
-                            Outcome::Said(retry("timeout", format!("the handler did not answer within {timeout:?}")))
-                        }
-                    }
-                }
+            let outcome = match tokio::spawn(apply_once(self.run.clone(), event.clone(), held.cloned())).await {
+                Ok(outcome) => outcome,
+                Err(panic) => Outcome::Said(retry("panic", panicked(panic))),
             };
             let Outcome::Store(error) = outcome else { return Some(outcome) };
             failures += 1;
@@ -476,7 +464,14 @@ async fn try_apply<I: Inbox>(run: &SlotRun<I>, event: &Event, held: Option<&Held
             return Ok(Outcome::Forged);
         }
     }
-    match run.handler.handle(&mut tx, event).await {
+    // The handler's own time: waiting for a connection, or for SQLite's one writer, is not its fault.
+    let timeout = run.spec.handler_timeout;
+    let Ok(answer) = tokio::time::timeout(timeout, run.handler.handle(&mut tx, event)).await else {
+        // In the middle of whatever it did; the driver rolls back when the connection answers again.
+        drop(tx);
+        return Ok(Outcome::Said(retry("timeout", format!("the handler did not answer within {timeout:?}"))));
+    };
+    match answer {
         Ok(()) => {
             run.inbox.commit(tx).await?;
             metrics::applied(consumer, event);

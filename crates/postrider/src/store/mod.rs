@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::broker::embedded::Queue;
+use crate::dead::DeadLetters;
 use crate::doctor::Finding;
 use crate::error::Result;
 use crate::lease::Leases;
@@ -23,7 +24,7 @@ pub mod sqlite;
 
 /// Everything that the binary asks of a database.
 #[async_trait]
-pub trait Store: Leases + Migrate + OutboxStore + Queue + Upkeep {
+pub trait Store: DeadLetters + Leases + Migrate + OutboxStore + Queue + Upkeep {
     /// The outbox as a source for one destination, cut into `lanes`.
     fn source(&self, destination: &str, lanes: u32) -> Arc<dyn Source>;
 

@@ -13,6 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::source::Source;
 use crate::store::Store;
 
+mod dead;
 mod doctor;
 mod error;
 mod inbox;

@@ -36,6 +36,7 @@ impl Upkeep for PostgresStore {
             report.outbox_deleted = self.delete(DELETE_DEFAULT, retention.outbox).await?;
             report.inbox_deleted = self.delete(DELETE_INBOX, retention.inbox).await?;
             report.queue_deleted = self.delete(DELETE_QUEUE, retention.queue).await?;
+            report.dead_deleted = self.delete(DELETE_DEAD, retention.dead).await?;
             self.delete(DELETE_MEMBERS, Duration::from_secs(3600)).await?;
         }
         guard.commit().await.map_err(db)?;
@@ -116,6 +117,10 @@ const DELETE_INBOX: &str = "DELETE FROM postrider.inbox WHERE ctid = ANY (ARRAY(
 const DELETE_QUEUE: &str = "DELETE FROM postrider.message WHERE \"offset\" = ANY (ARRAY( \
        SELECT \"offset\" FROM postrider.message WHERE \"offset\" <= (SELECT min(\"offset\") FROM postrider.cursor) \
          AND appended_at < clock_timestamp() - $1 * interval '1 second' ORDER BY \"offset\" LIMIT $2))";
+
+const DELETE_DEAD: &str = "DELETE FROM postrider.dead_letter WHERE id = ANY (ARRAY( \
+       SELECT id FROM postrider.dead_letter WHERE died_at < clock_timestamp() - $1 * interval '1 second' \
+         AND state <> 'replaying' ORDER BY died_at LIMIT $2))";
 
 const DELETE_MEMBERS: &str = "DELETE FROM postrider.lease WHERE ctid = ANY (ARRAY( \
        SELECT ctid FROM postrider.lease WHERE slot = -1 \

@@ -21,6 +21,7 @@ use crate::doctor::Finding;
 use crate::error::{Error, Result};
 use crate::source::Source;
 
+mod dead;
 mod doctor;
 mod error;
 mod inbox;

@@ -47,6 +47,14 @@ impl Upkeep for SqliteStore {
                 cutoff,
             )
             .await?;
+        let (cutoff, _) = self.cutoff(retention.dead).await.map_err(self.failed(DOING))?;
+        report.dead_deleted = self
+            .delete(
+                "DELETE FROM dead_letter WHERE id IN
+                        (SELECT id FROM dead_letter WHERE died_at <= ? AND state <> 'replaying' ORDER BY died_at LIMIT ?)",
+                cutoff,
+            )
+            .await?;
         Ok(report)
     }
 

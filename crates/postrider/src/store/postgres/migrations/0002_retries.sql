@@ -55,3 +55,12 @@ CREATE INDEX dead_letter_key ON postrider.dead_letter (consumer, key, id);
 
 -- Whether a slot's holder has not said that it ended: what it may have had in hand is suspicious.
 ALTER TABLE postrider.cursor ADD COLUMN is_open boolean NOT NULL DEFAULT false;
+
+-- Who did what at the desk.
+CREATE TABLE postrider.audit (
+    id     bigint      NOT NULL GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    actor  text        NOT NULL,
+    action text        NOT NULL,
+    detail jsonb       NOT NULL
+);

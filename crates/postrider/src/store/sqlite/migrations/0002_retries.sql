@@ -55,3 +55,12 @@ CREATE INDEX dead_letter_key ON dead_letter (consumer, key, id);
 
 -- Whether a slot's holder has not said that it ended: what it may have had in hand is suspicious.
 ALTER TABLE cursor ADD COLUMN is_open INTEGER NOT NULL DEFAULT 0;
+
+-- Who did what at the desk.
+CREATE TABLE audit (
+    id     INTEGER PRIMARY KEY AUTOINCREMENT,
+    at     TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z'),
+    actor  TEXT NOT NULL,
+    action TEXT NOT NULL,
+    detail TEXT NOT NULL
+) STRICT;
