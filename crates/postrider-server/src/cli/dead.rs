@@ -24,6 +24,8 @@ const STAGE_FACTOR: usize = 10;
 const STAGE_MAX: usize = 1000;
 /// How often a replay's progress is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// After this long without a change it is said that nothing moves.
+const STILL: Duration = Duration::from_secs(10);
 /// More characters of an error than this do not help in a list.
 const ERROR_CHARS_MAX: usize = 60;
 
@@ -355,8 +357,16 @@ async fn watch(
     bar: &ProgressBar,
     total: &Replayed,
 ) -> Result<ReplayProgress> {
+    let (mut last, mut moved, mut is_told) = (ReplayProgress::default(), tokio::time::Instant::now(), false);
     loop {
         let progress = store.dead_progress(ids).await?;
+        if progress != last {
+            (last, moved) = (progress, tokio::time::Instant::now());
+        }
+        if moved.elapsed() > STILL && !is_told {
+            is_told = true;
+            bar.suspend(|| eprintln!("nothing has moved for {} s: does the consumer run?", STILL.as_secs()));
+        }
         bar.set_message(format!(
             "{} applied, {} failed, {} under way (Ctrl-C takes back what is not begun)",
             total.applied + progress.applied,

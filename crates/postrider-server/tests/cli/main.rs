@@ -5,6 +5,7 @@
 
 mod commands;
 mod daemon;
+mod dead;
 mod events;
 mod harness;
 mod mistakes;
