@@ -164,7 +164,8 @@ pub async fn surviving_with<B: Bed, I: Inbox<Tx = Tx<B>>>(bed: &B, parts: Parts<
     tokio::time::sleep(Duration::from_millis(600)).await;
     instance.shutdown_background();
     assert!(bed.effects("c").await.is_empty(), "an effect that was not committed stayed");
-    run_until(bed, &parts, Flaky::failing(0), 2, APPLIED / 2).await;
+    // The lease of the dead one must end, and the next instance call in.
+    run_until(bed, &parts, Flaky::failing(0), 2, APPLIED).await;
     assert_eq!(bed.effects("c").await, ["a", "b"], "the event was lost with the instance");
 }
 

@@ -38,19 +38,6 @@ pub(super) struct SlotRun<I: Inbox> {
     pub backoff: Backoff,
 }
 
-impl<I: Inbox> Clone for SlotRun<I> {
-    fn clone(&self) -> Self {
-        Self {
-            spec: self.spec.clone(),
-            lease: self.lease.clone(),
-            broker: self.broker.clone(),
-            inbox: self.inbox.clone(),
-            handler: self.handler.clone(),
-            backoff: self.backoff,
-        }
-    }
-}
-
 impl<I: Inbox> SlotRun<I> {
     fn part(&self) -> Part<'_> {
         Part { consumer: &self.spec.name, slot: self.lease.slot, slots: self.spec.slots }

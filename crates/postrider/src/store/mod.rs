@@ -34,3 +34,9 @@ pub trait Store: DeadLetters + Leases + Migrate + OutboxStore + Queue + Upkeep {
     /// Closes connections after what is under way has ended.
     async fn close(&self);
 }
+
+/// A value for a column of JSON. Structures of texts always become JSON.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}

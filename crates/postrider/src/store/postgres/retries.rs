@@ -12,6 +12,7 @@ use crate::broker::{Origin, topic};
 use crate::error::Result;
 use crate::event::Event;
 use crate::inbox::{Admission, DeadLetter, Failed, Held, Part, Retries, Why};
+use crate::store::json;
 
 /// `$2` and `$3` are the slots and the slot.
 const OPEN_RUNNING: &str = "UPDATE postrider.held SET state = 'suspect', next_at = clock_timestamp(), \
@@ -95,11 +96,6 @@ async fn promote(connection: &mut PgConnection, consumer: &str, key: Option<&str
         sqlx::query(PROMOTE).bind(consumer).bind(key).bind(id).execute(connection).await.map_err(db)?;
     }
     Ok(())
-}
-
-fn json(value: &impl serde::Serialize) -> String {
-    // Structures of texts always become JSON.
-    serde_json::to_string(value).unwrap_or_default()
 }
 
 fn held(consumer: &str, row: &PgRow) -> Result<Held> {

@@ -11,6 +11,7 @@ use crate::broker::{Origin, topic};
 use crate::error::Result;
 use crate::event::Event;
 use crate::inbox::{Admission, DeadLetter, Failed, Held, Part, Retries, Why};
+use crate::store::json;
 
 /// Now, as text that sorts, as a literal for `concat!`.
 macro_rules! now_text {
@@ -159,11 +160,6 @@ async fn promote(
         sqlx::query(PROMOTE).bind(consumer).bind(key).bind(id).execute(connection).await?;
     }
     Ok(())
-}
-
-fn json(value: &impl serde::Serialize) -> String {
-    // Structures of texts always become JSON.
-    serde_json::to_string(value).unwrap_or_default()
 }
 
 fn millis(delay: Duration) -> i64 {
