@@ -1,0 +1,8 @@
+-- What consumers need beyond retries.
+
+-- A dead letter of the relay is an outbox event that the broker refused too often; `consumer` is then relay/<destination>.
+ALTER TABLE postrider.dead_letter ADD COLUMN stage text NOT NULL DEFAULT 'consumer'
+    CHECK (stage IN ('relay', 'consumer'));
+-- When it was sent to the broker's own place for dead letters.
+ALTER TABLE postrider.dead_letter ADD COLUMN sent_at timestamptz;
+CREATE INDEX dead_letter_unsent ON postrider.dead_letter (consumer, id) WHERE sent_at IS NULL;
