@@ -5,6 +5,8 @@ use std::sync::Arc;
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::broker::rabbitmq::{self, RabbitMq, RabbitMqSettings};
+use postrider::handler::RemoteHandler;
+use postrider::http::{HttpClient, HttpSettings, Webhook};
 use postrider::lease::{LeaseTimes, Leases};
 use postrider::migrate::Schema;
 use postrider::relay::{Backoff, BreakerSettings};
@@ -13,7 +15,7 @@ use postrider::store::postgres::{self, PostgresStore};
 use postrider::store::sqlite::{self, SqliteStore};
 use postrider::{Error, Kind, Relay, RelaySettings, Result};
 
-use crate::config::{BrokerUrl, Config, DESTINATION, QueueType, StoreUrl};
+use crate::config::{BrokerUrl, Config, ConsumerConfig, DESTINATION, QueueType, StoreUrl};
 
 /// Opens the store; a SQLite file that does not exist is created.
 pub async fn create_store(config: &Config) -> Result<Arc<dyn Store>> {
@@ -90,9 +92,44 @@ pub fn relay(config: &Config, store: &Arc<dyn Store>, broker: &Arc<dyn Broker>) 
     Relay::new(DESTINATION, source, leases, broker.clone(), relay_settings(config))
 }
 
+/// What posts the events of a `[[consumer]]`. Each has a client of its own: its time-out is the consumer's.
+pub fn webhook(config: &Config, consumer: &ConsumerConfig) -> Result<Arc<dyn RemoteHandler>> {
+    let breaker = breaker_settings(config);
+    let settings = HttpSettings {
+        timeout: consumer.timeout,
+        connect_timeout: consumer.timeout.min(HttpSettings::default().connect_timeout),
+        // A probe must end before the next one begins.
+        breaker: BreakerSettings { open: breaker.open.max(consumer.timeout), ..breaker },
+        ..HttpSettings::default()
+    };
+    let make = || {
+        let mut webhook = Webhook::new(HttpClient::new(settings)?, consumer.url.expose())?;
+        if let Some(authorization) = &consumer.authorization {
+            webhook = webhook.authorization(&authorization.0)?;
+        }
+        for secret in &consumer.secrets {
+            webhook = webhook.secret(&secret.0)?;
+        }
+        Ok(webhook)
+    };
+    let webhook = make().map_err(|error: Error| error.context(format_args!("consumer {:?}", consumer.spec.name)))?;
+    Ok(Arc::new(webhook))
+}
+
+fn breaker_settings(config: &Config) -> BreakerSettings {
+    let breaker = &config.breaker;
+    BreakerSettings {
+        failures: breaker.failures,
+        window: breaker.window as usize,
+        ratio: breaker.ratio,
+        calls_min: breaker.calls_min as usize,
+        open: breaker.open,
+    }
+}
+
 /// How the relay works.
 pub fn relay_settings(config: &Config) -> RelaySettings {
-    let (relay, breaker) = (&config.relay, &config.breaker);
+    let relay = &config.relay;
     RelaySettings {
         lanes: relay.lanes,
         poll: relay.poll,
@@ -101,13 +138,7 @@ pub fn relay_settings(config: &Config) -> RelaySettings {
         in_flight: relay.in_flight,
         attempts_max: relay.attempts_max,
         backoff: Backoff { base: relay.backoff_base, max: relay.backoff_max, jitter: relay.jitter },
-        breaker: BreakerSettings {
-            failures: breaker.failures,
-            window: breaker.window as usize,
-            ratio: breaker.ratio,
-            calls_min: breaker.calls_min as usize,
-            open: breaker.open,
-        },
+        breaker: breaker_settings(config),
         lease: LeaseTimes { ttl: relay.lease },
     }
 }

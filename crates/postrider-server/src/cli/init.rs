@@ -65,7 +65,8 @@ pub fn run(args: &InitArgs, config: Option<PathBuf>) -> Result<ExitCode> {
 fn starting_config() -> String {
     let mut text = String::with_capacity(DEFAULTS.len() + 64);
     for line in DEFAULTS.lines() {
-        let is_setting = line.starts_with(|c: char| c.is_ascii_alphabetic());
+        // A [[consumer]] without settings would be a mistake.
+        let is_setting = line.starts_with(|c: char| c.is_ascii_alphabetic()) || line.starts_with("[[");
         text.push_str(if is_setting { "#" } else { "" });
         text.push_str(line);
         text.push('\n');

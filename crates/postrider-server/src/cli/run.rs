@@ -17,7 +17,7 @@ use postrider::relay::Backoff;
 use postrider::store::Store;
 use postrider::{Error, Kind};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -138,17 +138,23 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     tasks.spawn(duty::every(upkeep, stop.clone()));
     tasks.spawn(duty::every(BacklogDuty::new(store.clone(), config.relay.stale_after), stop.clone()));
     tasks.spawn(duty::every(ProbeDuty::new(store.clone(), shared.health.clone()), stop.clone()));
-    let relay = config.relay.enabled.then(|| {
-        let relay = wire::relay(config, &store, &broker);
-        tokio::spawn(relay.run(stop.clone()))
-    });
-    if relay.is_some() {
+    let mut workers: JoinSet<(String, postrider::Result<()>)> = JoinSet::new();
+    if config.relay.enabled {
+        let relay = wire::relay(config, &store, &broker).run(stop.clone());
+        workers.spawn(async move { ("the relay".to_owned(), relay.await) });
         shared.health.clear("relay");
     }
+    for consumer in &config.consumers {
+        let name = format!("the consumer {:?}", consumer.spec.name);
+        let handler = wire::webhook(config, consumer)?;
+        let consume = store.clone().consume(consumer.spec.clone(), broker.clone(), handler, stop.clone());
+        workers.spawn(async move { (name, consume.await) });
+    }
     tracing::info!(store = %config.store, broker = %config.broker.url, lanes = config.relay.lanes,
-        relay = config.relay.enabled, "postrider {} is running", env!("CARGO_PKG_VERSION"));
+        relay = config.relay.enabled, consumers = config.consumers.len(), "postrider {} is running",
+        env!("CARGO_PKG_VERSION"));
 
-    let result = finish(relay, shared, stop).await;
+    let result = finish(workers, shared, stop).await;
     tasks.close();
     if tokio::time::timeout(STOP_WAIT, tasks.wait()).await.is_err() {
         tracing::warn!(error_type = "unavailable", "the store did not answer in time; ending all the same");
@@ -159,38 +165,49 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     result
 }
 
-/// Waits for the relay's end: after a signal that is what was asked for, before it is a failure.
+/// Waits for the end of relay and consumers: after a signal that is what was asked for, before it is a failure.
 async fn finish(
-    relay: Option<JoinHandle<postrider::Result<()>>>,
+    mut workers: JoinSet<(String, postrider::Result<()>)>,
     shared: &Shared,
     stop: &CancellationToken,
 ) -> Result<()> {
-    let Some(mut relay) = relay else {
-        stop.cancelled().await;
-        return Ok(());
-    };
-    let ended = tokio::select! {
-        ended = &mut relay => ended,
-        () = stop.cancelled() => match tokio::time::timeout(STOP_WAIT, &mut relay).await {
-            Ok(ended) => ended,
-            Err(_) => {
-                tracing::warn!(error_type = "unavailable", "the relay did not stop in time; ending all the same");
-                return Ok(());
+    let mut failure = None;
+    while !stop.is_cancelled() {
+        let ended = tokio::select! {
+            () = stop.cancelled() => break,
+            Some(ended) = workers.join_next() => ended,
+            else => {
+                stop.cancelled().await;
+                break;
             }
-        },
-    };
-    let result =
-        ended.unwrap_or_else(|error| Err(Error::new(Kind::Other, "the relay ended unexpectedly").with_source(error)));
-    if stop.is_cancelled() {
-        if let Err(error) = result {
-            // The lanes expire by themselves; nothing is lost.
-            tracing::warn!(error_type = error.kind().as_str(), %error, causes = ?error.causes(), "the relay did not stop cleanly");
+        };
+        let (name, result) = ended.unwrap_or_else(|error| {
+            let error = Error::new(Kind::Other, "it ended unexpectedly").with_source(error);
+            ("a worker".to_owned(), Err(error))
+        });
+        if stop.is_cancelled() {
+            break;
         }
-        return Ok(());
+        shared.health.trouble("relay", format!("{name} has ended"), "look at the log and start again");
+        failure = result.err().map(|error| error.context(name));
+        stop.cancel();
     }
-    shared.health.trouble("relay", "the relay has ended", "look at the log and start again");
-    stop.cancel();
-    Ok(result?)
+    let all = async {
+        while let Some(ended) = workers.join_next().await {
+            if let Ok((name, Err(error))) = ended {
+                // Leases expire by themselves; nothing is lost.
+                tracing::warn!(error_type = error.kind().as_str(), %error, causes = ?error.causes(),
+                    "{name} did not stop cleanly");
+            }
+        }
+    };
+    if tokio::time::timeout(STOP_WAIT, all).await.is_err() {
+        tracing::warn!(error_type = "unavailable", "relay and consumers did not stop in time; ending all the same");
+    }
+    match failure {
+        Some(error) => Err(error.into()),
+        None => Ok(()),
+    }
 }
 
 /// The store with its schema as needed, or `None` when asked to stop before it was reached.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::Config;
@@ -15,6 +16,9 @@ pub const DEFAULTS: &str = include_str!("defaults.toml");
 
 /// The file that is read when none is named.
 const FILE: &str = "postrider.toml";
+
+/// The only section that there may be several of.
+const CONSUMER: &str = "consumer";
 
 /// What environment variables that are settings begin with.
 const ENV_PREFIX: &str = "POSTRIDER__";
@@ -50,7 +54,8 @@ pub(super) fn assemble(
     file: Option<(PathBuf, String)>,
     environment: &[(String, String)],
 ) -> Result<Config, Box<Problems>> {
-    let mut settings = Settings::new(defaults());
+    let (defaults, consumer) = defaults();
+    let mut settings = Settings::new(defaults, consumer);
     if let Some((_, text)) = &file {
         put_file(&mut settings, text, environment);
     }
@@ -62,18 +67,29 @@ pub(super) fn assemble(
     }
 }
 
-fn defaults() -> BTreeMap<String, Value> {
-    let mut values = BTreeMap::new();
+type Values = BTreeMap<String, Value>;
+
+/// The settings of sections, and those of each `[[consumer]]`.
+fn defaults() -> (Values, Values) {
+    let (mut values, mut consumer) = (Values::new(), Values::new());
     // The list is compiled in, and a test reads it: it cannot fail to parse here.
-    let Ok(document) = DeTable::parse(DEFAULTS) else { return values };
+    let Ok(document) = DeTable::parse(DEFAULTS) else { return (values, consumer) };
     for (section, table) in document.get_ref() {
-        if let DeValue::Table(table) = table.get_ref() {
-            for (key, value) in table {
-                values.insert(format!("{}.{}", section.get_ref(), key.get_ref()), plain(value.get_ref()));
+        match table.get_ref() {
+            DeValue::Table(table) => {
+                for (key, value) in table {
+                    values.insert(format!("{}.{}", section.get_ref(), key.get_ref()), plain(value.get_ref()));
+                }
             }
+            DeValue::Array(tables) => {
+                for (key, value) in tables.iter().filter_map(|table| table.get_ref().as_table()).flatten() {
+                    consumer.insert(key.get_ref().to_string(), plain(value.get_ref()));
+                }
+            }
+            _ => {}
         }
     }
-    values
+    (values, consumer)
 }
 
 fn put_file(settings: &mut Settings, text: &str, environment: &[(String, String)]) {
@@ -90,6 +106,10 @@ fn put_file(settings: &mut Settings, text: &str, environment: &[(String, String)
     let lookup = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
     for (section, table) in document.get_ref() {
         let name = section.get_ref().as_ref();
+        if name == CONSUMER {
+            put_consumers(settings, table, &lookup);
+            continue;
+        }
         if !settings.sections().contains(&name) {
             let problem = unknown_section(settings, name, table.get_ref());
             settings.problems.push(Problem::new(Origin::File(section.span()), problem.0).help(problem.1));
@@ -109,14 +129,55 @@ fn put_file(settings: &mut Settings, text: &str, environment: &[(String, String)
                 settings.problems.push(Problem::new(Origin::File(key.span()), message).label("unknown").help(help));
                 continue;
             }
-            let origin = Origin::File(value.span());
-            match plain(value.get_ref()) {
-                Value::Text(text) => match expand(&text, &lookup) {
-                    Ok(text) => settings.put(&full, Value::Text(text), origin),
-                    Err(error) => settings.problems.push(Problem::new(origin, format!("{full} {error}"))),
-                },
-                value => settings.put(&full, value, origin),
+            put_value(settings, &full, value, &lookup);
+        }
+    }
+}
+
+fn put_value(
+    settings: &mut Settings,
+    full: &str,
+    value: &Spanned<DeValue<'_>>,
+    lookup: &impl Fn(&str) -> Option<String>,
+) {
+    let origin = Origin::File(value.span());
+    match plain(value.get_ref()) {
+        Value::Text(text) => match expand(&text, lookup) {
+            Ok(text) => settings.put(full, Value::Text(text), origin),
+            Err(error) => settings.problems.push(Problem::new(origin, format!("{full} {error}"))),
+        },
+        value => settings.put(full, value, origin),
+    }
+}
+
+fn put_consumers(settings: &mut Settings, tables: &Spanned<DeValue<'_>>, lookup: &impl Fn(&str) -> Option<String>) {
+    let not_a_list = |span| {
+        Problem::new(Origin::File(span), "consumer is a list of sections".to_owned())
+            .help("write [[consumer]] with two brackets, once for each consumer")
+    };
+    let DeValue::Array(tables) = tables.get_ref() else {
+        settings.problems.push(not_a_list(tables.span()));
+        return;
+    };
+    for table in tables.iter() {
+        let DeValue::Table(entries) = table.get_ref() else {
+            settings.problems.push(not_a_list(table.span()));
+            continue;
+        };
+        let prefix = settings.add_consumer(Origin::File(table.span()));
+        for (key, value) in entries {
+            let full = format!("{prefix}.{}", key.get_ref());
+            if settings.example(&full).is_none() {
+                let keys = settings.consumer_keys();
+                let help = match nearest(key.get_ref(), &keys) {
+                    Some(meant) => format!("did you mean {meant}?"),
+                    None => format!("the settings of [[consumer]] are {}", keys.join(", ")),
+                };
+                let message = format!("a consumer has no setting {}", key.get_ref());
+                settings.problems.push(Problem::new(Origin::File(key.span()), message).label("unknown").help(help));
+                continue;
             }
+            put_value(settings, &full, value, lookup);
         }
     }
 }
@@ -140,7 +201,7 @@ fn put_environment(settings: &mut Settings, environment: &[(String, String)]) {
             Value::Integer(_) => text.trim().parse().map(Value::Integer).unwrap_or(Value::Text(text.clone())),
             Value::Float(_) => text.trim().parse().map(Value::Float).unwrap_or(Value::Text(text.clone())),
             Value::Flag(_) => text.trim().parse().map(Value::Flag).unwrap_or(Value::Text(text.clone())),
-            Value::Text(_) | Value::Other(_) => Value::Text(text.clone()),
+            Value::Text(_) | Value::Texts(_) | Value::Other(_) => Value::Text(text.clone()),
         };
         settings.put(&key, value, origin);
     }
@@ -202,7 +263,10 @@ fn plain(value: &DeValue<'_>) -> Value {
         },
         DeValue::Boolean(flag) => Value::Flag(*flag),
         DeValue::Datetime(_) => Value::Other("a date"),
-        DeValue::Array(_) => Value::Other("a list"),
+        DeValue::Array(items) => {
+            let texts = items.iter().map(|item| item.get_ref().as_str().map(str::to_owned));
+            texts.collect::<Option<Vec<_>>>().map_or(Value::Other("a list"), Value::Texts)
+        }
         DeValue::Table(_) => Value::Other("a section"),
     }
 }

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use postrider::ConsumerSpec;
 use postrider::doctor::Finding;
 use postrider::upkeep::Retention;
 
@@ -20,7 +21,7 @@ mod url;
 
 pub use error::Problems;
 pub use load::{DEFAULTS, load};
-pub use url::{BrokerUrl, StoreUrl, redact};
+pub use url::{BrokerUrl, Secret, StoreUrl, redact};
 
 /// The one destination that this version relays to; it names the relay's lanes, breaker and metrics.
 pub const DESTINATION: &str = "default";
@@ -44,6 +45,33 @@ pub struct Config {
     pub http: HttpConfig,
     /// `[log]`
     pub log: LogConfig,
+    /// Every `[[consumer]]`
+    pub consumers: Vec<ConsumerConfig>,
+}
+
+/// A `[[consumer]]`: a service that gets events over HTTP.
+#[derive(Debug, Clone)]
+pub struct ConsumerConfig {
+    /// What it wants, and how it is tried again.
+    pub spec: ConsumerSpec,
+    /// Where events are posted to.
+    pub url: Secret,
+    /// What requests are signed with.
+    pub secrets: Vec<Hidden>,
+    /// The Authorization header.
+    pub authorization: Option<Hidden>,
+    /// How long the service may take.
+    pub timeout: Duration,
+}
+
+/// A text that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Hidden(pub String);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
 }
 
 /// `[broker]`

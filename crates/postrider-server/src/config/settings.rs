@@ -17,6 +17,8 @@ pub enum Value {
     Float(f64),
     /// `true` or `false`.
     Flag(bool),
+    /// A list of strings.
+    Texts(Vec<String>),
     /// Something that no setting takes; the word names it.
     Other(&'static str),
 }
@@ -29,6 +31,7 @@ impl Value {
             Value::Integer(_) => "a whole number",
             Value::Float(_) => "a number",
             Value::Flag(_) => "true or false",
+            Value::Texts(_) => "a list of texts in quotes",
             Value::Other(name) => name,
         }
     }
@@ -48,14 +51,33 @@ pub enum Origin {
 /// All settings by key, the highest layer's value of each, and what is wrong with them.
 pub struct Settings {
     values: BTreeMap<String, (Value, Origin)>,
+    /// The settings that each `[[consumer]]` has.
+    consumer: BTreeMap<String, Value>,
+    /// How many of them there are.
+    pub(super) consumers: usize,
     pub(super) problems: Vec<Problem>,
 }
 
 impl Settings {
     /// The lowest layer: it decides which keys exist and which type each has.
-    pub fn new(defaults: BTreeMap<String, Value>) -> Self {
+    pub fn new(defaults: BTreeMap<String, Value>, consumer: BTreeMap<String, Value>) -> Self {
         let values = defaults.into_iter().map(|(key, value)| (key, (value, Origin::Default))).collect();
-        Self { values, problems: Vec::new() }
+        Self { values, consumer, consumers: 0, problems: Vec::new() }
+    }
+
+    /// One more `[[consumer]]` at this place; returns what its keys begin with (`consumer.1`).
+    pub fn add_consumer(&mut self, origin: Origin) -> String {
+        self.consumers += 1;
+        let prefix = format!("consumer.{}", self.consumers);
+        for (key, value) in &self.consumer {
+            self.values.insert(format!("{prefix}.{key}"), (value.clone(), origin.clone()));
+        }
+        prefix
+    }
+
+    /// The keys of a `[[consumer]]`.
+    pub fn consumer_keys(&self) -> Vec<&str> {
+        self.consumer.keys().map(String::as_str).collect()
     }
 
     /// The type that the key's default has.
@@ -114,6 +136,14 @@ impl Settings {
         match self.values.get(key) {
             Some((Value::Text(text), _)) => text.clone(),
             _ => String::new(),
+        }
+    }
+
+    /// A list of texts.
+    pub fn texts(&self, key: &str) -> Vec<String> {
+        match self.values.get(key) {
+            Some((Value::Texts(texts), _)) => texts.clone(),
+            _ => Vec::new(),
         }
     }
 
@@ -192,6 +222,7 @@ fn show(value: &Value) -> String {
         Value::Integer(number) => number.to_string(),
         Value::Float(number) => number.to_string(),
         Value::Flag(flag) => flag.to_string(),
+        Value::Texts(texts) => format!("{texts:?}"),
         Value::Other(name) => (*name).to_owned(),
     }
 }

@@ -3,13 +3,18 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use postrider::ConsumerSpec;
 use postrider::event::PAYLOAD_BYTES_MAX;
+use postrider::handler::{Place, SLOTS_MAX};
+use postrider::http::{Request, Webhook};
+use postrider::relay::Backoff;
 use postrider::upkeep::Retention;
 use tracing::level_filters::LevelFilter;
 
 use super::settings::Settings;
 use super::{
-    BreakerConfig, BrokerConfig, BrokerUrl, Config, HttpConfig, LogConfig, LogFormat, QueueType, RelayConfig, StoreUrl,
+    BreakerConfig, BrokerConfig, BrokerUrl, Config, ConsumerConfig, Hidden, HttpConfig, LogConfig, LogFormat,
+    QueueType, RelayConfig, Secret, StoreUrl,
 };
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
@@ -27,6 +32,7 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
         text.parse().map_err(|_| "must be an address and a port, such as \"127.0.0.1:7070\" or \"[::1]:7070\"")
     });
     let log = log(settings);
+    let consumers = consumers(settings);
     Some(Config {
         file,
         store: store?,
@@ -36,7 +42,75 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
         retention,
         http: HttpConfig { listen: listen? },
         log: log?,
+        consumers,
     })
+}
+
+fn consumers(settings: &mut Settings) -> Vec<ConsumerConfig> {
+    let mut consumers: Vec<ConsumerConfig> = Vec::new();
+    for n in 1..=settings.consumers {
+        let Some(consumer) = consumer(settings, &format!("consumer.{n}")) else { continue };
+        if consumers.iter().any(|other| other.spec.name == consumer.spec.name) {
+            let help = "two consumers share no messages; for more instances of one, run more of Postrider";
+            settings.complain(&format!("consumer.{n}.name"), "is taken by another consumer", Some(help.to_owned()));
+        }
+        consumers.push(consumer);
+    }
+    consumers
+}
+
+fn consumer(settings: &mut Settings, prefix: &str) -> Option<ConsumerConfig> {
+    let key = |name: &str| format!("{prefix}.{name}");
+    let name = settings.parsed(&key("name"), |name| match name {
+        "" => Err("is missing"),
+        name => Ok(name.to_owned()),
+    });
+    let url = settings.parsed(&key("url"), |url| match url {
+        "" => Err("is missing; write the address that events are posted to, such as \"http://127.0.0.1:3000/events\""),
+        url if Request::post(url).is_err() => Err("is no address such as \"https://host:port/path\""),
+        url => Ok(Secret::new(url)),
+    });
+    let timeout = settings.millis(&key("timeout_ms"), 1..=600_000);
+    let backoff = Backoff {
+        base: settings.millis(&key("backoff_base_ms"), 1..=3_600_000),
+        max: settings.millis(&key("backoff_max_ms"), 1..=DAY_MS),
+        jitter: settings.millis(&key("jitter_ms"), 0..=60_000),
+    };
+    let spec = ConsumerSpec {
+        name: name?,
+        topics: settings.texts(&key("topics")),
+        prefetch: settings.count(&key("prefetch"), 1..=10_000) as u16,
+        concurrency: settings.count(&key("concurrency"), 1..=1_000) as u16,
+        slots: settings.count(&key("slots"), 1..=SLOTS_MAX),
+        retries: settings.count(&key("retries"), 0..=1_000),
+        backoff,
+        // The client's own time-out comes first, so that its breaker learns of what is slow.
+        handler_timeout: timeout + Duration::from_secs(5),
+        dead_letters_to: match settings.text(&key("dead_letters_to")).as_str() {
+            "" => Place::Usual,
+            "none" => Place::Nowhere,
+            name => Place::Named(name.to_owned()),
+        },
+        ..ConsumerSpec::new("", &[])
+    };
+    if let Err(error) = spec.validate() {
+        // The library's words begin with the consumer's name.
+        let what = error.message().split_once(": ").map_or(error.message(), |(_, what)| what);
+        settings.complain(&key("name"), format_args!("names a consumer that cannot be: {what}"), None);
+    }
+    let authorization = Some(settings.text(&key("authorization"))).filter(|text| !text.is_empty());
+    let secret = settings.text(&key("secret"));
+    let secrets: Vec<Hidden> = secret.split_whitespace().map(|secret| Hidden(secret.to_owned())).collect();
+    for Hidden(secret) in &secrets {
+        if let Err(error) = Webhook::check_secret(secret) {
+            settings.complain(
+                &key("secret"),
+                "is not \"whsec_\" and 24 to 64 bytes in base64",
+                Some(error.remedy().to_owned()),
+            );
+        }
+    }
+    Some(ConsumerConfig { spec, url: url?, secrets, authorization: authorization.map(Hidden), timeout })
 }
 
 fn broker(settings: &mut Settings) -> Option<BrokerConfig> {
@@ -264,6 +338,50 @@ mod tests {
         let said = from("[store]\nurl = \"mysql://app:s3cret@db/shop\"\n").expect_err("no MySQL yet");
         assert!(said.contains("store.url must begin with"), "{said}");
         assert!(!said.contains("s3cret"), "{said}");
+    }
+
+    #[test]
+    fn consumers_are_read() {
+        let text = "[[consumer]]\nname = \"billing\"\nurl = \"http://u:s3cret@h:1/e\"\ntopics = [\"orders.*\"]\n\
+                    secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw ${NEXT}\"\nauthorization = \"Bearer s3cret\"\n\
+                    [[consumer]]\nname = \"mail\"\nurl = \"https://mail/\"\ndead_letters_to = \"none\"\n";
+        let next = ("NEXT", "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
+        let config = with(text, &[next]).expect("valid");
+        let [billing, mail] = config.consumers.as_slice() else { panic!("{:?}", config.consumers) };
+        assert_eq!(
+            (billing.spec.name.as_str(), billing.spec.topics.as_slice()),
+            ("billing", ["orders.*".to_owned()].as_slice())
+        );
+        assert_eq!(billing.secrets.len(), 2);
+        assert_eq!(mail.spec.topics, ["#"]);
+        assert_eq!(mail.spec.dead_letters_to, postrider::handler::Place::Nowhere);
+        assert_eq!(mail.timeout, Duration::from_secs(30));
+        let defaults = postrider::ConsumerSpec {
+            handler_timeout: mail.spec.handler_timeout,
+            ..postrider::ConsumerSpec::new("mail", &["#"])
+        };
+        assert_eq!(
+            postrider::ConsumerSpec { dead_letters_to: defaults.dead_letters_to.clone(), ..mail.spec.clone() },
+            defaults
+        );
+        assert!(!format!("{config:?}").contains("s3cret") && !format!("{config:?}").contains("whsec"), "{config:?}");
+    }
+
+    #[test]
+    fn mistakes_in_consumers_are_found_with_their_place() {
+        let good = "[[consumer]]\nname = \"a\"\nurl = \"http://h/\"\n";
+        assert_says("[consumer]\nname = \"a\"\n", &["write [[consumer]] with two brackets"]);
+        assert_says("[[consumer]]\nurl = \"http://h/\"\n", &["consumer.1.name is missing", ":1:1"]);
+        assert_says("[[consumer]]\nname = \"a\"\n", &["consumer.1.url is missing"]);
+        assert_says("[[consumer]]\nname = \"a\"\nurl = \"h:1\"\n", &["consumer.1.url is no address", ":3:7"]);
+        assert_says(&format!("{good}topic = [\"a\"]\n"), &["no setting topic", "did you mean topics?", ":4:1"]);
+        assert_says(&format!("{good}topics = \"a\"\n"), &["topics must be a list of texts in quotes, not a text"]);
+        assert_says(&format!("{good}topics = []\n"), &["topics is empty"]);
+        assert_says(&format!("{good}secret = \"short\"\n"), &["consumer.1.secret is not \"whsec_\"", "head -c 32"]);
+        assert_says(&format!("{good}slots = 33\n"), &["consumer.1.slots must be between 1 and 32"]);
+        assert_says(&format!("{good}{good}"), &["consumer.2.name is taken by another consumer", ":5:8"]);
+        assert_says(&format!("{good}name2 = 1\n"), &["a consumer has no setting name2"]);
+        assert_says("[[consumer]]\nname = \"a b\"\nurl = \"http://h/\"\n", &["letters, digits"]);
     }
 
     #[test]

@@ -13,7 +13,8 @@ use uuid::Uuid;
 use crate::doctor::Finding;
 use crate::error::{Error, Result};
 use crate::event::{Event, id_of_hash};
-use crate::handler::ConsumerSpec;
+use crate::handler::{ConsumerSpec, Place};
+use crate::inbox::{Body, Failed};
 use crate::lease::Lease;
 
 pub mod cloudevents;
@@ -58,8 +59,47 @@ pub trait Broker: Send + Sync {
     /// that names it.
     async fn subscribe(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<Box<dyn Subscription>>;
 
+    /// Whether it has places of its own for what a consumer could not apply. Without, the store alone keeps it.
+    fn has_places(&self) -> bool {
+        false
+    }
+
+    /// Puts a message into such a place, with the reason in its headers. Success means that it is durably there.
+    async fn set_aside(&self, aside: &Aside<'_>) -> Result<()> {
+        let _ = aside;
+        Ok(())
+    }
+
     /// Reads the broker's settings back and reports what is unsafe. For `doctor` and for start-up.
     async fn inspect(&self) -> Result<Vec<Finding>>;
+}
+
+/// Why a message is set aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AsideKind {
+    /// It is a dead letter.
+    Dead,
+    /// Nobody handles it.
+    Skipped,
+}
+
+/// A message that a consumer could not apply, for the broker's own place.
+#[derive(Debug, Clone, Copy)]
+pub struct Aside<'a> {
+    /// The consumer.
+    pub consumer: &'a str,
+    /// Why.
+    pub kind: AsideKind,
+    /// Where to.
+    pub place: &'a Place,
+    /// The message.
+    pub message: Body<'a>,
+    /// The reason.
+    pub failed: &'a Failed,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// Where it came from, where that is known.
+    pub origin: Option<&'a Origin>,
 }
 
 /// Where a message came from.

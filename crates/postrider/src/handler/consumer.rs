@@ -1,16 +1,23 @@
 //! One instance of a consumer: takes its share of the slots and runs each.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::attempt::Way;
 use super::slot::{SlotRun, run_slot};
-use super::{ConsumerSpec, Handler};
+use super::{BatchHandler, ConsumerSpec, Handler, RemoteHandler};
 use crate::broker::Broker;
 use crate::error::Result;
 use crate::inbox::Inbox;
 use crate::lease::{LeaseTimes, Leases, Share};
 use crate::relay::Backoff;
+
+/// Waits between attempts to reach broker and store. Not long, because nothing else tells that they are back.
+const AWAY: Backoff =
+    Backoff { base: Duration::from_secs(1), max: Duration::from_secs(30), jitter: Duration::from_secs(1) };
 
 /// Runs a handler on every message of a consumer, each once in effect.
 pub struct Consumer<I: Inbox> {
@@ -18,7 +25,7 @@ pub struct Consumer<I: Inbox> {
     broker: Arc<dyn Broker>,
     inbox: Arc<I>,
     leases: Arc<dyn Leases>,
-    handler: Arc<dyn Handler<I::Tx>>,
+    way: Arc<Way<I::Tx>>,
     owner: String,
     times: LeaseTimes,
     backoff: Backoff,
@@ -33,16 +40,49 @@ impl<I: Inbox> Consumer<I> {
         leases: Arc<dyn Leases>,
         handler: impl Handler<I::Tx> + 'static,
     ) -> Result<Self> {
+        Self::of(spec, broker, inbox, leases, Way::Inside(Arc::new(handler)))
+    }
+
+    /// A consumer that applies many events in one transaction: up to [`ConsumerSpec::batch`] of those at hand, and
+    /// [`ConsumerSpec::concurrency`] such batches at once, of which a few are enough. `prefetch` bounds what is at hand.
+    pub fn batched(
+        spec: ConsumerSpec,
+        broker: Arc<dyn Broker>,
+        inbox: Arc<I>,
+        leases: Arc<dyn Leases>,
+        handler: impl BatchHandler<I::Tx> + 'static,
+    ) -> Result<Self> {
+        Self::of(spec, broker, inbox, leases, Way::together(handler))
+    }
+
+    /// A consumer whose effects happen elsewhere.
+    pub fn remote(
+        spec: ConsumerSpec,
+        broker: Arc<dyn Broker>,
+        inbox: Arc<I>,
+        leases: Arc<dyn Leases>,
+        handler: impl RemoteHandler + 'static,
+    ) -> Result<Self> {
+        Self::of(spec, broker, inbox, leases, Way::Outside(Arc::new(handler)))
+    }
+
+    fn of(
+        spec: ConsumerSpec,
+        broker: Arc<dyn Broker>,
+        inbox: Arc<I>,
+        leases: Arc<dyn Leases>,
+        way: Way<I::Tx>,
+    ) -> Result<Self> {
         spec.validate()?;
         Ok(Self {
             spec,
             broker,
             inbox,
             leases,
-            handler: Arc::new(handler),
+            way: Arc::new(way),
             owner: crate::lease::instance_name(),
             times: LeaseTimes::default(),
-            backoff: Backoff::default(),
+            backoff: AWAY,
         })
     }
 
@@ -77,8 +117,9 @@ impl<I: Inbox> Consumer<I> {
                     lease,
                     broker: self.broker.clone(),
                     inbox: self.inbox.clone(),
-                    handler: self.handler.clone(),
+                    way: self.way.clone(),
                     backoff: self.backoff,
+                    has_unsent: AtomicBool::new(true),
                 };
                 tokio::spawn(run_slot(run, token))
             })

@@ -21,6 +21,8 @@ pub(super) struct Message {
 pub(super) enum Work {
     /// Apply a message.
     Apply(Message),
+    /// Apply messages together; those of one key stand in their order.
+    ApplyAll(Vec<Message>),
     /// Hold a message behind the held ones of its key.
     HoldBehind(Message),
     /// Hold a message that may have ended a process.
@@ -29,6 +31,12 @@ pub(super) enum Work {
     Try(Box<Held>),
     /// Bury what is no event.
     Bury { tag: u64, undecodable: Undecodable, origin: Origin },
+}
+
+impl Work {
+    pub fn is_batch(&self) -> bool {
+        matches!(self, Work::ApplyAll(_))
+    }
 }
 
 /// What became of the key when work on it ended.
@@ -43,6 +51,8 @@ pub(super) enum KeyState {
 #[derive(Default)]
 pub(super) struct Desk {
     ready: VecDeque<Work>,
+    /// Messages that may be applied, each of another key or of none.
+    fresh: VecDeque<Message>,
     /// Keys that are worked on, with the messages that came meanwhile.
     busy: HashMap<String, VecDeque<Message>>,
     /// Keys with held messages.
@@ -60,15 +70,13 @@ impl Desk {
 
     pub fn receive(&mut self, message: Message) {
         let Some(key) = message.event.key() else {
-            let work = self.work(message);
-            return self.ready.push_back(work);
+            return self.make_ready(message);
         };
         if let Some(behind) = self.busy.get_mut(key) {
             return behind.push_back(message);
         }
         self.busy.insert(key.to_owned(), VecDeque::new());
-        let work = self.work(message);
-        self.ready.push_back(work);
+        self.make_ready(message);
     }
 
     pub fn undecodable(&mut self, tag: u64, undecodable: Undecodable, origin: Origin) {
@@ -94,7 +102,28 @@ impl Desk {
 
     /// The next thing to do.
     pub fn next(&mut self) -> Option<Work> {
-        self.ready.pop_front()
+        self.ready.pop_front().or_else(|| self.fresh.pop_front().map(Work::Apply))
+    }
+
+    /// The next thing to do, where up to `max` messages are applied together, and those of a key at once.
+    pub fn next_of_batches(&mut self, max: usize) -> Option<Work> {
+        if let Some(work) = self.ready.pop_front() {
+            return Some(work);
+        }
+        let mut batch = Vec::new();
+        while batch.len() < max
+            && let Some(message) = self.fresh.pop_front()
+        {
+            let behind = message.event.key().and_then(|key| self.busy.get_mut(key));
+            batch.push(message);
+            let Some(behind) = behind else { continue };
+            while batch.len() < max
+                && let Some(next) = behind.pop_front_if(|next| !next.is_redelivered)
+            {
+                batch.push(next);
+            }
+        }
+        (!batch.is_empty()).then_some(Work::ApplyAll(batch))
     }
 
     /// Whether held messages are known of.
@@ -109,30 +138,26 @@ impl Desk {
     }
 
     /// Work on a key has ended.
-    pub fn finished(&mut self, key: Option<&str>, state: KeyState) {
-        let Some(key) = key else { return };
+    pub fn finished(&mut self, key: &str, state: KeyState) {
         match state {
             KeyState::Free => self.held.remove(key),
             KeyState::Held => self.held.insert(key.to_owned()),
         };
         let next = self.busy.get_mut(key).and_then(VecDeque::pop_front);
         match next {
-            Some(message) => {
-                let work = self.work(message);
-                self.ready.push_back(work);
-            }
+            Some(message) => self.make_ready(message),
             None => {
                 self.busy.remove(key);
             }
         }
     }
 
-    fn work(&self, message: Message) -> Work {
+    fn make_ready(&mut self, message: Message) {
         let is_behind = message.event.key().is_some_and(|key| self.held.contains(key));
         match message {
-            message if is_behind => Work::HoldBehind(message),
-            message if message.is_redelivered => Work::HoldSuspect(message),
-            message => Work::Apply(message),
+            message if is_behind => self.ready.push_back(Work::HoldBehind(message)),
+            message if message.is_redelivered => self.ready.push_back(Work::HoldSuspect(message)),
+            message => self.fresh.push_back(message),
         }
     }
 }
@@ -154,6 +179,7 @@ mod tests {
     fn tag(work: Option<Work>) -> (u64, &'static str) {
         match work {
             Some(Work::Apply(message)) => (message.tag, "apply"),
+            Some(Work::ApplyAll(messages)) => (messages.len() as u64, "apply all"),
             Some(Work::HoldBehind(message)) => (message.tag, "behind"),
             Some(Work::HoldSuspect(message)) => (message.tag, "suspect"),
             Some(Work::Try(held)) => (held.id as u64, "try"),
@@ -171,8 +197,23 @@ mod tests {
         assert_eq!(tag(desk.next()), (1, "apply"));
         assert_eq!(tag(desk.next()), (3, "apply"));
         assert_eq!(tag(desk.next()), (0, "nothing"));
-        desk.finished(Some("a"), KeyState::Free);
+        desk.finished("a", KeyState::Free);
         assert_eq!(tag(desk.next()), (2, "apply"));
+    }
+
+    #[test]
+    fn a_batch_has_each_key_in_its_order() {
+        let mut desk = Desk::default();
+        for (n, key) in [(1, "a"), (2, "b"), (3, "a"), (4, "a"), (5, "c")] {
+            desk.receive(message(n, key, n == 4));
+        }
+        assert_eq!(tag(desk.next_of_batches(0)), (0, "nothing"));
+        let Some(Work::ApplyAll(batch)) = desk.next_of_batches(3) else { panic!("a batch") };
+        assert_eq!(batch.iter().map(|message| message.tag).collect::<Vec<_>>(), [1, 3, 2]);
+        assert_eq!(tag(desk.next_of_batches(3)), (1, "apply all"), "of c");
+        assert_eq!(tag(desk.next_of_batches(3)), (0, "nothing"), "a suspect is in no batch, and its key is busy");
+        desk.finished("a", KeyState::Free);
+        assert_eq!(tag(desk.next_of_batches(3)), (4, "suspect"));
     }
 
     #[test]
@@ -181,19 +222,19 @@ mod tests {
         desk.receive(message(1, "a", false));
         desk.receive(message(2, "a", false));
         desk.next();
-        desk.finished(Some("a"), KeyState::Held);
+        desk.finished("a", KeyState::Held);
         assert_eq!(tag(desk.next()), (2, "behind"));
-        desk.finished(Some("a"), KeyState::Held);
+        desk.finished("a", KeyState::Held);
         desk.receive(message(3, "a", false));
         assert_eq!(tag(desk.next()), (3, "behind"));
-        desk.finished(Some("a"), KeyState::Held);
+        desk.finished("a", KeyState::Held);
 
         desk.found(held(7, "a", false));
         desk.receive(message(4, "a", false));
         assert_eq!(tag(desk.next()), (7, "try"));
         assert_eq!(tag(desk.next()), (0, "nothing"), "the key is busy");
         desk.tried(7, false);
-        desk.finished(Some("a"), KeyState::Free);
+        desk.finished("a", KeyState::Free);
         assert_eq!(tag(desk.next()), (4, "apply"));
     }
 
@@ -211,13 +252,13 @@ mod tests {
         let mut desk = Desk::default();
         desk.receive(message(1, "a", true));
         assert_eq!(tag(desk.next()), (1, "suspect"));
-        desk.finished(Some("a"), KeyState::Held);
+        desk.finished("a", KeyState::Held);
         desk.found(held(1, "a", true));
         desk.found(held(2, "b", true));
         assert_eq!(tag(desk.next()), (1, "try"));
         assert_eq!(tag(desk.next()), (0, "nothing"));
         desk.tried(1, true);
-        desk.finished(Some("a"), KeyState::Free);
+        desk.finished("a", KeyState::Free);
         desk.found(held(2, "b", true));
         assert_eq!(tag(desk.next()), (2, "try"));
     }

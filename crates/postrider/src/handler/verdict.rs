@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::error::Error;
 use crate::inbox::Failed;
 
 /// Why an event was not applied, and what to do with it. Any error converts into a retry, so `?` works in a handler.
@@ -32,6 +33,7 @@ pub(crate) enum Verdict {
     Snooze(Duration),
     Reject(Failed),
     Skip,
+    Away(Error),
 }
 
 impl HandlerError {
@@ -53,6 +55,12 @@ impl HandlerError {
     /// Never: the event goes to the dead letters at once.
     pub fn reject(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self(Verdict::Reject(failed("rejected", reason.into().as_ref())))
+    }
+
+    /// The place where effects go cannot be used at the moment, which is nobody's fault: not counted. The message waits
+    /// unacked, and so do others, until the place is back.
+    pub fn away(error: Error) -> Self {
+        Self(Verdict::Away(error))
     }
 
     /// Nobody here handles such events: it is counted, and marked in the inbox as skipped.

@@ -111,10 +111,15 @@ impl HttpClient {
     /// Sends a request once. Every status is an answer; see [`Answer::verdict`]. For callers that keep retries
     /// themselves. Breaker, time-out and size limit are those of [`Self::send`].
     pub async fn send_once(&self, request: &Request) -> Result<Answer> {
+        self.try_raw(request).await.map_err(|failure| failure.into_error(request))
+    }
+
+    /// The same, for those who must tell why it failed.
+    pub(super) async fn try_raw(&self, request: &Request) -> Result<Answer, Failure> {
         let destination = self.destination(request);
         let result = self.try_once(&destination, request).await;
         metrics::called(&destination.label, outcome(&result));
-        result.map_err(|failure| failure.into_error(request))
+        result
     }
 
     /// [`Self::send`], with something to fall back on. When the destination does not serve ([`Kind::Unavailable`]) and

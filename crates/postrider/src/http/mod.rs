@@ -17,6 +17,8 @@
 //! | [`HttpClient::send_or`] | yes | replaced by the last good answer or a default | who needs *something* |
 //! | [`HttpClient::send_once`] | no | an answer | who keeps retries itself, on disk for example |
 //!
+//! [`Webhook`] gives a consumer's events to a service over it.
+//!
 //! No error, log line, metric or `Debug` holds a path, a query, a header value or a body.
 //!
 //! [`HttpClient`] has an example.
@@ -34,6 +36,7 @@ mod fallback;
 mod cache;
 mod error;
 mod label;
+mod webhook;
 
 pub use answer::Answer;
 pub use budget::BudgetSettings;
@@ -43,6 +46,7 @@ pub use fallback::Supplied;
 pub use request::Request;
 pub use settings::HttpSettings;
 pub use verdict::Verdict;
+pub use webhook::Webhook;
 
 /// Its types (methods, statuses, headers, the builder) are part of this interface.
 pub use reqwest;

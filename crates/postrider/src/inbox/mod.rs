@@ -8,6 +8,7 @@
 //! enough, or refused, becomes a [`DeadLetter`].
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,11 +33,24 @@ pub enum Admission {
     Behind,
 }
 
+impl Admission {
+    /// Of an event that was not admitted, by the fingerprint beside its inbox row. Without a row it must wait; rows from
+    /// before fingerprints were kept have none.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn of_row(event: &Event, fingerprint: Option<Option<i64>>) -> Self {
+        match fingerprint {
+            None => Admission::Behind,
+            Some(Some(fingerprint)) if fingerprint != event.fingerprint() => Admission::Forged,
+            Some(_) => Admission::Done,
+        }
+    }
+}
+
 /// A store that can run a consumer's effect. Called concurrently for different keys.
 #[async_trait]
 pub trait Inbox: Send + Sync + 'static {
     /// The transaction that admission and effect share.
-    type Tx: Send;
+    type Tx: Send + 'static;
 
     /// Begins the transaction.
     async fn begin(&self) -> Result<Self::Tx>;
@@ -45,7 +59,19 @@ pub trait Inbox: Send + Sync + 'static {
     /// transaction has inserted it and is still open, waits for its end.
     async fn admit(&self, tx: &mut Self::Tx, consumer: &str, event: &Event) -> Result<Admission>;
 
-    /// The same for a held message, which leaves the store together with its effect; the next of its key becomes due.
+    /// The same for many, in their order; one answer for each.
+    async fn admit_all(&self, tx: &mut Self::Tx, consumer: &str, events: &[Arc<Event>]) -> Result<Vec<Admission>> {
+        let mut admissions = Vec::with_capacity(events.len());
+        for event in events {
+            admissions.push(self.admit(tx, consumer, event).await?);
+        }
+        Ok(admissions)
+    }
+
+    /// What [`Inbox::admit`] would say now, without a transaction and without a trace.
+    async fn look(&self, consumer: &str, event: &Event) -> Result<Admission>;
+
+    /// [`Inbox::admit`] for a held message, which leaves the store together with its effect; the next of its key becomes due.
     /// [`Admission::Done`] when it is not held any more.
     async fn admit_held(&self, tx: &mut Self::Tx, held: &Held) -> Result<Admission>;
 
@@ -182,6 +208,52 @@ impl<'a> Body<'a> {
     }
 }
 
+/// A dead letter for the broker's own place.
+#[derive(Debug, Clone)]
+pub struct Unsent {
+    /// Its number.
+    pub id: i64,
+    /// The message.
+    pub message: Message,
+    /// The last failure.
+    pub failed: Failed,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+/// A [`Body`] of its own.
+#[derive(Debug, Clone)]
+pub enum Message {
+    /// An event.
+    Event(Box<Event>),
+    /// A message that is no event.
+    Raw(RawMessage),
+}
+
+impl Message {
+    /// From the columns of a dead letter.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn of_columns(envelope: Option<&str>, headers: Option<&str>, payload: Vec<u8>) -> Result<Self> {
+        match envelope {
+            Some(envelope) => Ok(Message::Event(Box::new(Event::of_envelope(envelope, payload)?))),
+            None => {
+                let headers = headers.and_then(|headers| serde_json::from_str(headers).ok()).unwrap_or_default();
+                Ok(Message::Raw(RawMessage { headers, payload: payload.into() }))
+            }
+        }
+    }
+
+    /// What it holds.
+    pub fn as_body(&self) -> Body<'_> {
+        match self {
+            Message::Event(event) => Body::Event(event),
+            Message::Raw(raw) => Body::Raw(raw),
+        }
+    }
+}
+
 /// Held messages and dead letters, kept by a store. Called concurrently.
 #[async_trait]
 pub trait Retries: Send + Sync {
@@ -203,6 +275,12 @@ pub trait Retries: Send + Sync {
 
     /// Writes a dead letter and the inbox row that says so, once per message; the next of its key becomes due.
     async fn bury(&self, dead: &DeadLetter<'_>) -> Result<()>;
+
+    /// Dead letters of the slot that were not sent to the broker's own place yet, oldest first.
+    async fn unsent(&self, part: Part<'_>, limit: usize) -> Result<Vec<Unsent>>;
+
+    /// This one was sent.
+    async fn sent(&self, id: i64) -> Result<()>;
 
     /// Whether messages of the key are held.
     async fn has_key(&self, consumer: &str, key: &str) -> Result<bool>;

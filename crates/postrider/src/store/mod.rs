@@ -6,11 +6,14 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio_util::sync::CancellationToken;
 
+use crate::broker::Broker;
 use crate::broker::embedded::Queue;
 use crate::dead::DeadLetters;
 use crate::doctor::Finding;
 use crate::error::Result;
+use crate::handler::{ConsumerSpec, RemoteHandler};
 use crate::lease::Leases;
 use crate::migrate::Migrate;
 use crate::outbox::OutboxStore;
@@ -27,6 +30,15 @@ pub mod sqlite;
 pub trait Store: DeadLetters + Leases + Migrate + OutboxStore + Queue + Upkeep {
     /// The outbox as a source for one destination, cut into `lanes`.
     fn source(&self, destination: &str, lanes: u32) -> Arc<dyn Source>;
+
+    /// Runs a consumer whose effects happen elsewhere, with this store as its inbox, until `stop` is cancelled.
+    async fn consume(
+        self: Arc<Self>,
+        spec: ConsumerSpec,
+        broker: Arc<dyn Broker>,
+        handler: Arc<dyn RemoteHandler>,
+        stop: CancellationToken,
+    ) -> Result<()>;
 
     /// Checks reachability, version, rights, unsafe settings and clock skew.
     async fn inspect(&self) -> Result<Vec<Finding>>;

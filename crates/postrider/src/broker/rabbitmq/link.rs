@@ -1,4 +1,4 @@
-//! The connection for consuming, rebuilt when it is lost.
+//! A connection for consuming or for setting aside, rebuilt when it is lost.
 //!
 //! lapin can recover connections by itself, but not from everything, and whoever waits for it cannot tell recovery from
 //! a hang. So a [`Link`] never repairs: it opens a connection when one is asked for, hands it out while it
@@ -33,11 +33,10 @@ struct Attempts {
     failed: Option<(Instant, Error)>,
 }
 
-/// Shown in RabbitMQ's list of connections.
-const NAME: &str = "postrider consume";
-
-/// The connection of an instance that everything but publishing goes over.
+/// A connection of an instance for anything but publishing events.
 pub(super) struct Link {
+    /// Shown in RabbitMQ's list of connections.
+    name: &'static str,
     address: Address,
     timeout: Duration,
     current: Mutex<Option<Arc<Live>>>,
@@ -45,8 +44,8 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub fn new(address: Address, timeout: Duration) -> Self {
-        Self { address, timeout, current: Mutex::default(), attempts: tokio::sync::Mutex::default() }
+    pub fn new(name: &'static str, address: Address, timeout: Duration) -> Self {
+        Self { name, address, timeout, current: Mutex::default(), attempts: tokio::sync::Mutex::default() }
     }
 
     /// The living connection, or a new one.
@@ -69,7 +68,7 @@ impl Link {
                 let live = Arc::new(Live { connection });
                 attempts.failed = None;
                 *lock(&self.current) = Some(live.clone());
-                tracing::debug!(broker = %self.address.shown, "connected for consuming");
+                tracing::debug!(broker = %self.address.shown, name = self.name, "connected");
                 Ok(live)
             }
             Err(error) => {
@@ -107,7 +106,7 @@ impl Link {
         let properties = ConnectionProperties::default()
             .with_client_property("product".into(), "Postrider".into())
             .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into())
-            .with_connection_name(NAME.into());
+            .with_connection_name(self.name.into());
         let task = AbortOnDropHandle::new(tokio::spawn(Connection::connect_uri(uri, properties)));
         Attempt { task, began: Instant::now() }
     }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use lapin::BasicProperties;
 use lapin::message::Delivery as Received;
-use lapin::types::{AMQPValue, ShortString};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use crate::broker::cloudevents::{self, Attribute, Decoder};
 use crate::broker::{Delivery, Origin, RawMessage, Undecodable, topic};
@@ -101,6 +101,61 @@ pub(super) fn slot_value(slot: u32) -> AMQPValue {
 /// The number that [`SLOT_HEADER`] gives an event.
 pub(super) fn slot(event: &Event) -> i64 {
     i64::from(topic::shard(event))
+}
+
+/// The properties of an event, for what is not published in bulk; `frame` writes the same bytes without building them.
+pub(super) fn properties(event: &Event) -> BasicProperties {
+    let mut headers = FieldTable::default();
+    cloudevents::encode(event, |attribute, value| {
+        headers.insert(amqp_name(attribute).into(), AMQPValue::LongString(value.into_owned().into()));
+    });
+    for (name, value) in event.headers() {
+        if let Ok(name) = ShortString::try_new(name.as_str()) {
+            headers.insert(name, AMQPValue::LongString(value.as_str().into()));
+        }
+    }
+    let mut properties =
+        BasicProperties::default().with_headers(headers).with_message_id(short(&event.id().to_string()));
+    if fitting(event.content_type()).is_some() {
+        properties = properties.with_content_type(short(event.content_type()));
+    }
+    if fitting(event.kind()).is_some() {
+        properties = properties.with_type(short(event.kind()));
+    }
+    if let Some(correlation) = event.correlation().and_then(fitting) {
+        properties = properties.with_correlation_id(short(correlation));
+    }
+    if let Ok(seconds) = u64::try_from(event.time().timestamp()) {
+        properties = properties.with_timestamp(seconds);
+    }
+    properties
+}
+
+/// The properties of a message that is no event, as [`raw`] has read them.
+pub(super) fn raw_properties(raw: &RawMessage) -> BasicProperties {
+    let mut properties = BasicProperties::default();
+    let mut headers = FieldTable::default();
+    for (name, value) in &raw.headers {
+        match (name.as_str(), fitting(value)) {
+            ("content_type", Some(value)) => properties = properties.with_content_type(short(value)),
+            ("message_id", Some(value)) => properties = properties.with_message_id(short(value)),
+            ("correlation_id", Some(value)) => properties = properties.with_correlation_id(short(value)),
+            ("type", Some(value)) => properties = properties.with_type(short(value)),
+            ("app_id", Some(value)) => properties = properties.with_app_id(short(value)),
+            (name, _) if !RESERVED.contains(&name) => {
+                if let Ok(name) = ShortString::try_new(name) {
+                    headers.insert(name, AMQPValue::LongString(value.as_str().into()));
+                }
+            }
+            _ => {}
+        }
+    }
+    properties.with_headers(headers)
+}
+
+/// A text that [`fitting`] has let pass.
+fn short(text: &str) -> ShortString {
+    ShortString::try_new(text).unwrap_or_default()
 }
 
 /// The text, if a short string can hold it.
@@ -205,8 +260,6 @@ fn as_text(value: &AMQPValue) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use lapin::types::FieldTable;
-
     use super::*;
 
     #[test]

@@ -9,7 +9,7 @@
 //!
 //! The way of an event: `frame` makes it a CloudEvents message, as `message` says; `publisher` sends a batch over a
 //! `wire` and waits for the confirms, which `flights` keeps account of; `topology` declares where it gathers,
-//! `subscription` receives it over a `link`. Publishing and consuming have a connection each: RabbitMQ blocks a whole
+//! `subscription` receives it over a `link`, and what a consumer could not apply goes to `places`. Publishing, consuming and setting aside have a connection each: RabbitMQ blocks a whole
 //! connection when it is short of memory or disk, and consuming must go on then, or it would never recover. `error`
 //! translates reply codes.
 //!
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Batching, Broker, Subscription};
+use super::{Aside, Batching, Broker, Subscription};
 use crate::doctor::Finding;
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
@@ -35,6 +35,7 @@ mod frame;
 mod inspect;
 mod link;
 mod message;
+mod places;
 mod publisher;
 mod settings;
 mod subscription;
@@ -44,6 +45,7 @@ mod wire;
 pub use settings::{QueueType, RabbitMqSettings};
 
 use link::Link;
+use places::Places;
 use publisher::Publisher;
 use settings::Address;
 use subscription::QueueSubscription;
@@ -55,6 +57,7 @@ pub struct RabbitMq {
     address: Address,
     publisher: Publisher,
     consuming: Link,
+    places: Places,
 }
 
 impl RabbitMq {
@@ -63,7 +66,8 @@ impl RabbitMq {
         let address = settings.validate()?;
         Ok(Self {
             publisher: Publisher::new(address.clone(), settings.clone()),
-            consuming: Link::new(address.clone(), settings.connect_timeout),
+            consuming: Link::new("postrider consume", address.clone(), settings.connect_timeout),
+            places: Places::new(address.clone(), settings.clone()),
             settings,
             address,
         })
@@ -120,6 +124,15 @@ impl Broker for RabbitMq {
         let subscription =
             tokio::time::timeout(self.settings.publish_timeout, open).await.map_err(|_| self.unanswered())??;
         Ok(Box::new(subscription))
+    }
+
+    fn has_places(&self) -> bool {
+        true
+    }
+
+    async fn set_aside(&self, aside: &Aside<'_>) -> Result<()> {
+        let setting = self.places.set_aside(aside);
+        tokio::time::timeout(self.settings.publish_timeout, setting).await.map_err(|_| self.unanswered())?
     }
 
     async fn inspect(&self) -> Result<Vec<Finding>> {

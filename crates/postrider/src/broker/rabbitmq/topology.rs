@@ -29,6 +29,9 @@ use crate::handler::{ConsumerSpec, SLOTS_MAX};
 /// connection is no attempt, so the broker's limit is set out of reach.
 const DELIVERY_LIMIT: i64 = 1_000_000_000;
 
+/// As long as the store keeps dead letters by default.
+const PLACE_TTL_MS: i64 = 14 * 24 * 60 * 60 * 1000;
+
 /// The queue that a slot of a consumer reads.
 pub(super) fn queue_name(consumer: &ConsumerSpec, slot: u32) -> String {
     if consumer.slots == 1 { consumer.name.clone() } else { format!("{}.{slot}", consumer.name) }
@@ -95,6 +98,30 @@ impl Topology<'_> {
             return Ok(());
         }
         if consumer.slots == 1 { self.one_queue(consumer).await } else { self.slot_queues(consumer).await }
+    }
+
+    /// The queue of a place for what consumers could not apply. One that is there is taken as it is.
+    pub async fn place(&self, name: &str) -> Result<()> {
+        if self.has_queue(name).await? {
+            return Ok(());
+        }
+        if !self.settings.declare {
+            return Err(Error::new(
+                Kind::Missing,
+                format!("the queue {name:?} for what a consumer could not apply does not exist on {}", self.shown),
+            )
+            .with_remedy("create it, name another one, or let Postrider declare it (declare = true)"));
+        }
+        let options = QueueDeclareOptions { durable: true, ..Default::default() };
+        let mut arguments = FieldTable::default();
+        // Nobody may ever read it; it must not fill the disk.
+        arguments.insert("x-message-ttl".into(), AMQPValue::LongLongInt(PLACE_TTL_MS));
+        if self.settings.queue_type == QueueType::Quorum {
+            arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        }
+        let channel = self.channel().await?;
+        let declared = channel.queue_declare(short(name)?, options, arguments).await;
+        declared.map(drop).map_err(|error| self.classify(error, format!("declare the queue {name:?}")))
     }
 
     async fn one_queue(&self, consumer: &ConsumerSpec) -> Result<()> {

@@ -7,9 +7,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
+use tokio_util::sync::CancellationToken;
 
+use crate::broker::Broker;
 use crate::doctor::Finding;
 use crate::error::{Error, Kind, Result};
+use crate::handler::{Consumer, ConsumerSpec, RemoteHandler};
 use crate::source::Source;
 use crate::store::Store;
 
@@ -97,6 +100,16 @@ impl PostgresStore {
 impl Store for PostgresStore {
     fn source(&self, destination: &str, lanes: u32) -> Arc<dyn Source> {
         Arc::new(LogSource::new(self, destination, lanes))
+    }
+
+    async fn consume(
+        self: Arc<Self>,
+        spec: ConsumerSpec,
+        broker: Arc<dyn Broker>,
+        handler: Arc<dyn RemoteHandler>,
+        stop: CancellationToken,
+    ) -> Result<()> {
+        Consumer::remote(spec, broker, self.clone(), self, handler)?.run(stop).await
     }
 
     async fn inspect(&self) -> Result<Vec<Finding>> {

@@ -11,7 +11,7 @@ use super::error::db;
 use crate::broker::{Origin, topic};
 use crate::error::Result;
 use crate::event::Event;
-use crate::inbox::{Admission, DeadLetter, Failed, Held, Part, Retries, Why};
+use crate::inbox::{Admission, DeadLetter, Failed, Held, Message, Part, Retries, Unsent, Why};
 use crate::store::json;
 
 /// `$2` and `$3` are the slots and the slot.
@@ -54,7 +54,11 @@ const BURY: &str = "INSERT INTO postrider.dead_letter AS d \
         clock_timestamp(), 'error_type', $8, 'error', $9, 'causes', $10::jsonb), $13::jsonb, $14::jsonb, $15::jsonb, $16) \
      ON CONFLICT (consumer, message_id) DO UPDATE SET state = 'dead', error_type = excluded.error_type, \
        error = excluded.error, causes = excluded.causes, attempts = d.attempts + excluded.attempts, \
-       history = d.history || excluded.history, died_at = clock_timestamp()";
+       history = d.history || excluded.history, died_at = clock_timestamp(), sent_at = NULL";
+
+const UNSENT: &str = "SELECT id, envelope::text, headers::text, payload, error_type, error, causes::text, attempts, \
+       origin::text FROM postrider.dead_letter \
+     WHERE consumer = $1 AND sent_at IS NULL AND shard % $2 = $3 ORDER BY id LIMIT $4";
 
 impl PostgresStore {
     /// See [`crate::inbox::Inbox::admit_held`].
@@ -108,6 +112,23 @@ fn held(consumer: &str, row: &PgRow) -> Result<Held> {
         event: Event::of_envelope(envelope, payload)?,
         attempts: row.try_get::<i32, _>(3).map_err(db)? as u32,
         is_suspect: row.try_get(4).map_err(db)?,
+        origin: serde_json::from_str(origin).unwrap_or_default(),
+    })
+}
+
+fn unsent(row: &PgRow) -> Result<Unsent> {
+    let (envelope, headers): (Option<&str>, Option<&str>) = (row.try_get(1).map_err(db)?, row.try_get(2).map_err(db)?);
+    let causes: &str = row.try_get(6).map_err(db)?;
+    let origin: &str = row.try_get(8).map_err(db)?;
+    Ok(Unsent {
+        id: row.try_get(0).map_err(db)?,
+        message: Message::of_columns(envelope, headers, row.try_get(3).map_err(db)?)?,
+        failed: Failed {
+            error_type: row.try_get(4).map_err(db)?,
+            error: row.try_get(5).map_err(db)?,
+            causes: serde_json::from_str(causes).unwrap_or_default(),
+        },
+        attempts: row.try_get::<i32, _>(7).map_err(db)? as u32,
         origin: serde_json::from_str(origin).unwrap_or_default(),
     })
 }
@@ -258,6 +279,27 @@ impl Retries for PostgresStore {
             .await
             .map_err(db)?;
         tx.commit().await.map_err(db)
+    }
+
+    async fn unsent(&self, part: Part<'_>, limit: usize) -> Result<Vec<Unsent>> {
+        let rows = sqlx::query(UNSENT)
+            .bind(part.consumer)
+            .bind(part.slots as i32)
+            .bind(part.slot as i32)
+            .bind(limit as i64)
+            .fetch_all(&self.own)
+            .await
+            .map_err(db)?;
+        rows.iter().map(unsent).collect()
+    }
+
+    async fn sent(&self, id: i64) -> Result<()> {
+        sqlx::query("UPDATE postrider.dead_letter SET sent_at = clock_timestamp() WHERE id = $1")
+            .bind(id)
+            .execute(&self.own)
+            .await
+            .map_err(db)?;
+        Ok(())
     }
 
     async fn has_key(&self, consumer: &str, key: &str) -> Result<bool> {

@@ -43,11 +43,32 @@ impl Inbox for SqliteStore {
             .fetch_optional(&mut **tx)
             .await
             .map_err(self.failed(DOING))?;
-        let Some(row) = row else { return Ok(Admission::Behind) };
-        // Rows from before fingerprints were kept have none.
-        let fingerprint: Option<i64> = row.try_get(0).map_err(self.failed(DOING))?;
-        let is_same = fingerprint.is_none_or(|fingerprint| fingerprint == event.fingerprint());
-        Ok(if is_same { Admission::Done } else { Admission::Forged })
+        let fingerprint = row.map(|row| row.try_get(0)).transpose().map_err(self.failed(DOING))?;
+        Ok(Admission::of_row(event, fingerprint))
+    }
+
+    async fn look(&self, consumer: &str, event: &Event) -> Result<Admission> {
+        const DOING: &str = "the inbox was not read";
+        let row = sqlx::query(
+            "SELECT i.message_id IS NOT NULL, i.fingerprint,
+                    EXISTS (SELECT 1 FROM held h WHERE h.consumer = ?1 AND h.key = ?3)
+               FROM (SELECT 1) LEFT JOIN inbox i ON i.consumer = ?1 AND i.message_id = ?2",
+        )
+        .bind(consumer)
+        .bind(event.id().hyphenated().to_string())
+        .bind(event.key())
+        .fetch_one(&self.inner.reader)
+        .await
+        .map_err(self.failed(DOING))?;
+        let read = || -> std::result::Result<(bool, Option<i64>, bool), sqlx::Error> {
+            Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
+        };
+        let (has_row, fingerprint, is_held) = read().map_err(self.failed(DOING))?;
+        Ok(match has_row {
+            true => Admission::of_row(event, Some(fingerprint)),
+            false if is_held => Admission::Behind,
+            false => Admission::New,
+        })
     }
 
     async fn admit_held(&self, tx: &mut Tx, held: &Held) -> Result<Admission> {

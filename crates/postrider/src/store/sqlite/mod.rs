@@ -15,10 +15,13 @@ use async_trait::async_trait;
 use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Transaction};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use super::Store;
+use crate::broker::Broker;
 use crate::doctor::Finding;
 use crate::error::{Error, Result};
+use crate::handler::{Consumer, ConsumerSpec, RemoteHandler};
 use crate::source::Source;
 
 mod dead;
@@ -191,6 +194,16 @@ fn writer_pool() -> SqlitePoolOptions {
 impl Store for SqliteStore {
     fn source(&self, destination: &str, lanes: u32) -> Arc<dyn Source> {
         Arc::new(source::SqliteSource::new(self.clone(), destination, lanes))
+    }
+
+    async fn consume(
+        self: Arc<Self>,
+        spec: ConsumerSpec,
+        broker: Arc<dyn Broker>,
+        handler: Arc<dyn RemoteHandler>,
+        stop: CancellationToken,
+    ) -> Result<()> {
+        Consumer::remote(spec, broker, self.clone(), self, handler)?.run(stop).await
     }
 
     async fn inspect(&self) -> Result<Vec<Finding>> {

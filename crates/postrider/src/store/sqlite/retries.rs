@@ -10,7 +10,7 @@ use super::{SqliteStore, now_ms};
 use crate::broker::{Origin, topic};
 use crate::error::Result;
 use crate::event::Event;
-use crate::inbox::{Admission, DeadLetter, Failed, Held, Part, Retries, Why};
+use crate::inbox::{Admission, DeadLetter, Failed, Held, Message, Part, Retries, Unsent, Why};
 use crate::store::json;
 
 /// Now, as text that sorts, as a literal for `concat!`.
@@ -95,6 +95,12 @@ const INBOX_DEAD: &str = concat!(
     " WHERE inbox.state = 'dead' AND ?7"
 );
 
+const UNSENT: &str =
+    "SELECT id, envelope, headers, payload, error_type, error, causes, attempts, origin FROM dead_letter
+      WHERE consumer = ?1 AND sent_at IS NULL AND shard % ?2 = ?3 ORDER BY id LIMIT ?4";
+
+const SENT: &str = concat!("UPDATE dead_letter SET sent_at = ", now_text!(), " WHERE id = ?1");
+
 const BURY: &str = concat!(
     "INSERT INTO dead_letter (consumer, message_id, shard, topic, type, key, tenant, error_type, error, causes, attempts,
                               history, origin, envelope, headers, payload)
@@ -103,7 +109,7 @@ const BURY: &str = concat!(
     now_text!(),
     ", 'error_type', ?8, 'error', ?9, 'causes', json(?10))), ?13, ?14, ?15, ?16)
      ON CONFLICT DO UPDATE SET state = 'dead', error_type = excluded.error_type, error = excluded.error,
-            causes = excluded.causes, attempts = attempts + excluded.attempts, died_at = excluded.died_at,
+            causes = excluded.causes, attempts = attempts + excluded.attempts, died_at = excluded.died_at, sent_at = NULL,
             history = (SELECT json_group_array(json(value)) FROM
                         (SELECT value FROM json_each(dead_letter.history)
                          UNION ALL SELECT value FROM json_each(excluded.history)))"
@@ -178,6 +184,27 @@ fn held(consumer: &str, row: &SqliteRow) -> Result<Held, sqlx::Error> {
         is_suspect: row.try_get(4)?,
         origin: serde_json::from_str(origin).unwrap_or_default(),
     })
+}
+
+type Read<T> = std::result::Result<T, sqlx::Error>;
+
+fn unsent(row: &SqliteRow) -> Read<Result<Unsent>> {
+    let (envelope, headers): (Option<&str>, Option<&str>) = (row.try_get(1)?, row.try_get(2)?);
+    let message = match Message::of_columns(envelope, headers, row.try_get(3)?) {
+        Ok(message) => message,
+        Err(error) => return Ok(Err(error)),
+    };
+    Ok(Ok(Unsent {
+        id: row.try_get(0)?,
+        message,
+        failed: Failed {
+            error_type: row.try_get(4)?,
+            error: row.try_get(5)?,
+            causes: serde_json::from_str(row.try_get(6)?).unwrap_or_default(),
+        },
+        attempts: row.try_get(7)?,
+        origin: serde_json::from_str(row.try_get(8)?).unwrap_or_default(),
+    }))
 }
 
 #[async_trait]
@@ -306,6 +333,26 @@ impl Retries for SqliteStore {
                 .await
                 .map_err(self.failed(DOING))?;
         }
+        tx.commit().await.map_err(self.failed(DOING))
+    }
+
+    async fn unsent(&self, part: Part<'_>, limit: usize) -> Result<Vec<Unsent>> {
+        const DOING: &str = "the dead letters were not read";
+        let rows = sqlx::query(UNSENT)
+            .bind(part.consumer)
+            .bind(part.slots)
+            .bind(part.slot)
+            .bind(limit as i64)
+            .fetch_all(&self.inner.reader)
+            .await
+            .map_err(self.failed(DOING))?;
+        rows.iter().map(|row| unsent(row).map_err(self.failed(DOING))?).collect()
+    }
+
+    async fn sent(&self, id: i64) -> Result<()> {
+        const DOING: &str = "the dead letter was not marked as sent";
+        let mut tx = self.write(DOING).await?;
+        sqlx::query(SENT).bind(id).execute(&mut *tx).await.map_err(self.failed(DOING))?;
         tx.commit().await.map_err(self.failed(DOING))
     }
 
