@@ -59,6 +59,8 @@ suite!(
         a_replayed_dead_letter_is_applied_once,
         a_discarded_dead_letter_stays_where_it_is,
         each_key_keeps_its_order_at_any_concurrency,
+        a_batch_is_applied_together_and_fails_alone,
+        a_remote_effect_is_given_once,
     ]
 );
 suite!(

@@ -6,6 +6,7 @@
 mod commands;
 mod daemon;
 mod dead;
+mod delivery;
 mod events;
 mod harness;
 mod mistakes;

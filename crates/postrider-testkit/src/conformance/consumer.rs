@@ -3,8 +3,8 @@
 //! Each check exists twice: on the real parts of a bed, and `…_with` parts that a planted bug or a fault has replaced.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,7 +12,7 @@ use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::dead::{DeadFilter, DeadLetters};
 use postrider::event::Event;
-use postrider::handler::{Consumer, ConsumerSpec, Handler, HandlerError};
+use postrider::handler::{BatchHandler, Consumer, ConsumerSpec, Handler, HandlerError, RemoteHandler};
 use postrider::inbox::Inbox;
 use postrider::lease::LeaseTimes;
 use postrider::relay::Backoff;
@@ -224,6 +224,11 @@ async fn run_obedient<B: Bed>(bed: &B, spec: ConsumerSpec, count: usize, dead: u
     let Parts { inbox, broker } = real(bed);
     let leases = Arc::new(bed.store().clone());
     let consumer = Consumer::new(spec, broker, inbox, leases, Obedient::<B>(PhantomData)).expect("a valid consumer");
+    run_to(bed, consumer, count, dead).await;
+}
+
+/// Runs a consumer until `count` effects and `dead` dead letters are there.
+async fn run_to<B: Bed, I: Inbox>(bed: &B, consumer: Consumer<I>, count: usize, dead: usize) {
     let stop = CancellationToken::new();
     let task = tokio::spawn(consumer.run(stop.clone()));
     let deadline = tokio::time::Instant::now() + APPLIED;
@@ -368,6 +373,125 @@ pub async fn a_discarded_dead_letter_stays_where_it_is(bed: &impl Bed) {
     assert_eq!((detail.view.error_type.as_str(), detail.view.error.as_str()), ("rejected", "never"));
     assert_eq!(detail.payload, br#""reject""#);
     assert_eq!(store.dead_stats().await.expect("counted").iter().map(|count| count.count).sum::<i64>(), 2);
+}
+
+/// Counts how many events each call got, and answers as their names say.
+struct Together<B> {
+    sizes: Arc<Mutex<Vec<usize>>>,
+    bed: PhantomData<fn() -> B>,
+}
+
+#[async_trait]
+impl<B: Bed> BatchHandler<Tx<B>> for Together<B> {
+    async fn handle_all(&self, tx: &mut Tx<B>, events: &[Arc<Event>]) -> Result<(), HandlerError> {
+        self.sizes.lock().unwrap_or_else(PoisonError::into_inner).push(events.len());
+        for event in events {
+            Obedient::<B>(PhantomData).handle(tx, event).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Events are applied together, each once and in the order of its key; one that fails takes no other with it.
+pub async fn a_batch_is_applied_together_and_fails_alone<B: Bed>(bed: &B) {
+    let parts = real(bed);
+    let first = event("0", "a");
+    let forged = Event::builder(first.topic(), first.kind()).id(first.id()).key("0").json(&"forged").expect("json");
+    let mut events = vec![Arc::new(first.clone())];
+    events.extend((0..90).map(|n| Arc::new(event(&format!("{}", n % 9), &format!("{}/{n:02}", n % 9)))));
+    events.push(Arc::new(first));
+    events.push(Arc::new(forged.build().expect("an event")));
+    events.push(Arc::new(event("3", "fail")));
+    events.extend((0..90).map(|n| Arc::new(event(&format!("{}", n % 9), &format!("{}/x{n:02}", n % 9)))));
+    events.push(Arc::new(event("4", "skip")));
+    assert!(parts.broker.publish(&events).await.iter().all(Result::is_ok));
+
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let handler = Together::<B> { sizes: sizes.clone(), bed: PhantomData };
+    let spec = ConsumerSpec { concurrency: 2, batch: 50, retries: 1, ..quick() };
+    let leases = Arc::new(bed.store().clone());
+    let consumer = Consumer::batched(spec, parts.broker, parts.inbox, leases, handler).expect("a valid consumer");
+    run_to(bed, consumer, 182, 2).await;
+
+    let mut effects = bed.effects("c").await;
+    let applied = effects.len();
+    effects.retain(|name| !matches!(name.as_str(), "a" | "skip"));
+    assert_eq!((applied, effects.len()), (182, 180), "each once");
+    effects.sort_by_key(|name| name[..1].to_owned());
+    assert!(effects.is_sorted(), "a key lost its order");
+    let mut dead: Vec<String> = bed.dead_letters("c").await.into_iter().map(|(name, ..)| name).collect();
+    dead.sort();
+    assert_eq!(dead, ["fail", "forged"]);
+    let sizes = sizes.lock().unwrap_or_else(PoisonError::into_inner);
+    assert!(sizes.iter().any(|size| *size > 10), "{sizes:?}");
+    assert!(sizes.iter().all(|size| *size <= 50), "{sizes:?}");
+}
+
+/// Counts deliveries by name, and answers as the name says.
+#[derive(Clone, Default)]
+struct Elsewhere {
+    delivered: Arc<Mutex<Vec<String>>>,
+    /// So often the place is away before it answers.
+    away: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl RemoteHandler for Elsewhere {
+    async fn deliver(&self, event: &Event) -> Result<(), HandlerError> {
+        if self.away.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Err(HandlerError::away(postrider::Error::new(postrider::Kind::Unavailable, "the place is away")));
+        }
+        self.delivered.lock().unwrap_or_else(PoisonError::into_inner).push(name(event));
+        match name(event).as_str() {
+            "fail" => Err(HandlerError::retry("no")),
+            "reject" => Err(HandlerError::reject("never")),
+            "skip" => Err(HandlerError::skip()),
+            "hang" => std::future::pending().await,
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What is applied elsewhere is given once, in the order of its key, and again only after a failure. While the place is
+/// away, no attempt is spent.
+pub async fn a_remote_effect_is_given_once<B: Bed>(bed: &B) {
+    let parts = real(bed);
+    let (a, skip) = (event("k", "a"), event("s", "skip"));
+    let forged = Event::builder(a.topic(), a.kind()).id(a.id()).key("k").json(&"forged").expect("json");
+    let events = [
+        a.clone(),
+        event("f", "fail"),
+        event("f", "after"),
+        event("h", "hang"),
+        event("r", "reject"),
+        skip.clone(),
+        event("k", "b"),
+        a,
+        skip,
+        forged.build().expect("an event"),
+    ];
+    publish(&parts.broker, &events).await;
+    let handler = Elsewhere { away: Arc::new(AtomicU32::new(20)), ..Elsewhere::default() };
+    let spec = ConsumerSpec { retries: 2, ..quick() };
+    let leases = Arc::new(bed.store().clone());
+    let consumer =
+        Consumer::remote(spec, parts.broker, parts.inbox, leases, handler.clone()).expect("a valid consumer");
+    let backoff = Backoff { base: Duration::from_millis(5), max: Duration::from_millis(20), jitter: Duration::ZERO };
+    run_to(bed, consumer.backoff(backoff), 0, 4).await;
+
+    let dead = bed.dead_letters("c").await;
+    let attempts =
+        |name: &str| dead.iter().find(|(dead, ..)| dead == name).map(|(_, error, tries)| (error.as_str(), *tries));
+    assert_eq!(attempts("fail"), Some(("handler", 3)));
+    assert_eq!(attempts("hang"), Some(("timeout", 3)));
+    assert_eq!(attempts("reject"), Some(("rejected", 1)));
+    assert_eq!(attempts("forged"), Some(("forged", 1)));
+    let delivered = handler.delivered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let count = |name: &str| delivered.iter().filter(|given| *given == name).count();
+    assert_eq!((count("a"), count("b"), count("skip"), count("after")), (1, 1, 1, 1), "{delivered:?}");
+    assert_eq!((count("fail"), count("reject"), count("forged")), (3, 1, 0), "{delivered:?}");
+    let place = |name: &str| delivered.iter().position(|given| given == name);
+    assert!(place("a") < place("b") && place("fail") < place("after"), "{delivered:?}");
 }
 
 /// Runs a consumer whose handler always fails until there are that many dead letters.
