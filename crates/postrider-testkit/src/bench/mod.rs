@@ -6,6 +6,7 @@
 
 mod bare;
 mod bed;
+mod consume;
 mod drain;
 mod held;
 mod idle;
@@ -27,7 +28,7 @@ use crate::testbed::Result;
 use bed::Bed;
 use report::Lines;
 
-/// Everything together takes about fifteen minutes on two cores; a run that takes this long hangs.
+/// Everything together takes about twenty minutes on two cores; a run that takes this long hangs.
 const DEADLINE: Duration = Duration::from_secs(40 * 60);
 /// What `quick` divides amounts and times by.
 const QUICK: u32 = 10;
@@ -47,12 +48,14 @@ pub enum Figure {
     Held,
     /// What the outbox costs its producers.
     Insert,
+    /// A full queue through a consumer, compared with a bare program.
+    Consume,
 }
 
 impl Figure {
     /// All of them, in the order of the table.
-    pub const ALL: [Figure; 6] =
-        [Figure::Drain, Figure::Latency, Figure::Idle, Figure::Kept, Figure::Held, Figure::Insert];
+    pub const ALL: [Figure; 7] =
+        [Figure::Drain, Figure::Latency, Figure::Idle, Figure::Kept, Figure::Held, Figure::Insert, Figure::Consume];
 
     /// The word on the command line.
     pub fn name(self) -> &'static str {
@@ -63,6 +66,7 @@ impl Figure {
             Figure::Kept => "kept",
             Figure::Held => "held",
             Figure::Insert => "insert",
+            Figure::Consume => "consume",
         }
     }
 
@@ -74,6 +78,7 @@ impl Figure {
             Figure::Kept => kept::measure(bed).await,
             Figure::Held => held::measure(bed).await,
             Figure::Insert => insert::measure(bed).await,
+            Figure::Consume => consume::measure(bed).await,
         }
     }
 }
@@ -96,6 +101,8 @@ struct Scale {
     events: u64,
     /// Published events that stay in the table.
     kept: u64,
+    /// Messages of one round of consuming.
+    messages: u64,
     /// How long a paced load lasts, and how long the idle relay is watched.
     watch: Duration,
     /// How long a transaction is held open.
@@ -110,6 +117,7 @@ impl Scale {
         Self {
             events: 200_000 / u64::from(by),
             kept: 5_000_000 / u64::from(by),
+            messages: 100_000 / u64::from(by),
             // A shorter watch of an idle relay would count nothing.
             watch: if is_quick { Duration::from_secs(5) } else { Duration::from_secs(20) },
             hold: Duration::from_secs(60) / by,

@@ -37,6 +37,11 @@ impl Relay {
 
     /// The same on a database that is there.
     pub async fn start_on(bed: &Bed, name: &str, database: String) -> Result<Relay> {
+        Self::start_with(bed, name, database, "").await
+    }
+
+    /// The same with more in its configuration.
+    pub async fn start_with(bed: &Bed, name: &str, database: String, more: &str) -> Result<Relay> {
         let vhost = bed.rabbit.vhost(name).await?;
         let folder = TempDir::new()?;
         let config = folder.path().join("postrider.toml");
@@ -44,7 +49,7 @@ impl Relay {
             &config,
             format!(
                 "[store]\nurl = \"{database}\"\n[broker]\nurl = \"{vhost}\"\nexchange = \"{EXCHANGE}\"\n\
-                 [http]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n"
+                 [http]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n{more}"
             ),
         )?;
         let log = File::create(folder.path().join("log"))?;

@@ -38,6 +38,18 @@ struct RunArgs {
     /// `kill -9` of relays and consumers, in total
     #[arg(long, default_value_t = 20)]
     kills: usize,
+    /// `kill -9` of consumers alone, beside those
+    #[arg(long, default_value_t = 0)]
+    consumer_kills: usize,
+    /// Of so many attempts at an event, one fails; 0 for none
+    #[arg(long, default_value_t = 0)]
+    failing_in: u32,
+    /// Of so many events, one ends every process that has it; 0 for none
+    #[arg(long, default_value_t = 0)]
+    poison_in: u32,
+    /// Of so many applied events, one is published once more; 0 for none
+    #[arg(long, default_value_t = 0)]
+    duplicate_in: u32,
     /// Restarts of RabbitMQ, by `kill -9` and by an orderly stop in turn
     #[arg(long, default_value_t = 3)]
     rabbit_restarts: usize,
@@ -73,6 +85,8 @@ struct ConsumeArgs {
     postgres: String,
     #[arg(long)]
     rabbit: String,
+    #[arg(long)]
+    failing_in: u32,
 }
 
 #[tokio::main]
@@ -116,6 +130,10 @@ impl RunArgs {
         Options {
             events: self.events,
             kills: self.kills,
+            consumer_kills: self.consumer_kills,
+            failing_in: self.failing_in,
+            poison_in: self.poison_in,
+            duplicate_in: self.duplicate_in,
             rabbit_restarts: self.rabbit_restarts,
             postgres_restarts: self.postgres_restarts,
             freezes: self.freezes,
@@ -131,6 +149,7 @@ impl RunArgs {
 impl ConsumeArgs {
     fn options(self) -> ConsumeOptions {
         let lease = Duration::from_millis(self.lease_ms);
-        ConsumeOptions { group: self.group, slots: self.slots, postgres: self.postgres, rabbit: self.rabbit, lease }
+        let ConsumeArgs { group, slots, postgres, rabbit, failing_in, .. } = self;
+        ConsumeOptions { group, slots, postgres, rabbit, lease, failing_in }
     }
 }

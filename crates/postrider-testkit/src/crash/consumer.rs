@@ -37,6 +37,8 @@ pub struct ConsumeOptions {
     pub rabbit: String,
     /// How long its slots' leases last.
     pub lease: Duration,
+    /// Of so many attempts, one fails; none when 0.
+    pub failing_in: u32,
 }
 
 impl ConsumeOptions {
@@ -48,16 +50,18 @@ impl ConsumeOptions {
 #[derive(serde::Deserialize)]
 struct Payload {
     version: i64,
+    is_poison: bool,
 }
 
 struct Recorder {
     group: String,
+    failing_in: u32,
 }
 
 #[async_trait]
 impl Handler<Transaction<'static, Postgres>> for Recorder {
     async fn handle(&self, tx: &mut Transaction<'static, Postgres>, event: &Event) -> Result<(), HandlerError> {
-        let Payload { version } = event.decode()?;
+        let Payload { version, is_poison } = event.decode()?;
         let applied = sqlx::query(APPLY)
             .bind(&self.group)
             .bind(event.id())
@@ -65,6 +69,12 @@ impl Handler<Transaction<'static, Postgres>> for Recorder {
             .bind(version)
             .execute(&mut **tx)
             .await?;
+        if is_poison {
+            std::process::abort();
+        }
+        if self.failing_in > 0 && fastrand::u32(..self.failing_in) == 0 {
+            return Err(HandlerError::retry("bad luck"));
+        }
         if applied.rows_affected() != 1 {
             return Err(HandlerError::retry(format!("no account {:?}", event.key())));
         }
@@ -92,7 +102,7 @@ pub async fn consume(options: ConsumeOptions) -> Result<()> {
         }
     };
     let broker = Arc::new(RabbitMq::new(RabbitMqSettings::new(&options.rabbit))?);
-    let handler = Recorder { group: options.group.clone() };
+    let handler = Recorder { group: options.group.clone(), failing_in: options.failing_in };
     let consumer = Consumer::new(options.spec(), broker, store.clone(), store, handler)?
         .lease_times(LeaseTimes { ttl: options.lease })
         .backoff(BACKOFF);

@@ -18,6 +18,10 @@ const WATCH_MAX: Duration = Duration::from_secs(60);
 /// What was done, and what came of it.
 #[derive(Debug, Default)]
 pub(super) struct Record {
+    /// Events that were published once more.
+    pub duplicates: u64,
+    /// How often poison has ended a consumer.
+    pub aborts: u64,
     pub relay_kills: usize,
     pub consumer_kills: usize,
     pub freezes: usize,

@@ -1,8 +1,10 @@
 //! The processes that are killed: relays and consumers, each with its command and its log.
 
 use std::fs::File;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -16,6 +18,8 @@ pub(super) const RELAYS: usize = 2;
 pub(super) const GROUPS: [(&str, u32); 2] = [("billing", 2), ("search", 1)];
 /// Processes of each group.
 const PROCESSES: usize = 2;
+/// The signal of `abort`.
+const SIGABRT: i32 = 6;
 /// How long a process may take to end after SIGTERM.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -52,6 +56,9 @@ pub(super) struct Fleet {
     members: Vec<Member>,
     /// Processes that ended without being asked to.
     deserted: Mutex<Vec<String>>,
+    /// Consumers that poison has ended.
+    aborts: AtomicU64,
+    has_poison: bool,
 }
 
 impl Fleet {
@@ -76,7 +83,8 @@ impl Fleet {
                 members.push(member(format!("{group}-{n}"), &places.crash, arguments));
             }
         }
-        Ok(Fleet { members, deserted: Mutex::default() })
+        let has_poison = options.poison_in > 0;
+        Ok(Fleet { members, deserted: Mutex::default(), aborts: AtomicU64::new(0), has_poison })
     }
 
     /// How many processes there are.
@@ -131,11 +139,21 @@ impl Fleet {
             // Somebody who is being killed is not looked at.
             let Ok(mut process) = member.process.try_lock() else { continue };
             let Some(exit) = process.as_mut().map(Process::try_wait).transpose()?.flatten() else { continue };
+            if self.has_poison && exit.signal() == Some(SIGABRT) {
+                self.aborts.fetch_add(1, Ordering::Relaxed);
+                *process = Some(member.spawn()?);
+                continue;
+            }
             let last = log_tail(&member.log, 1);
             self.deserted.lock().await.push(format!("{} ended by itself ({exit}): {last}", member.name));
             *process = Some(member.spawn()?);
         }
         Ok(())
+    }
+
+    /// How often poison has ended a consumer.
+    pub(super) async fn aborts(&self) -> u64 {
+        self.aborts.load(Ordering::Relaxed)
     }
 
     /// Ends everyone by SIGTERM, and returns all that ended otherwise than they should, now or before.
@@ -176,9 +194,10 @@ pub(super) fn consumer_arguments(
     options: &Options,
 ) -> Vec<String> {
     let (slots, lease_ms) = (slots.to_string(), options.lease.as_millis().to_string());
+    let failing_in = options.failing_in.to_string();
     [verb, "--group", group, "--slots", &slots, "--lease-ms", &lease_ms]
         .into_iter()
-        .chain(["--postgres", &places.postgres, "--rabbit", &places.rabbit])
+        .chain(["--postgres", &places.postgres, "--rabbit", &places.rabbit, "--failing-in", &failing_in])
         .map(str::to_owned)
         .collect()
 }

@@ -6,7 +6,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgPool, Row};
 use uuid::Uuid;
 
-use crate::checker::{Committed, Effect, History};
+use crate::checker::{Committed, DeadLetter, Effect, History};
 use crate::testbed::Result;
 
 /// `account` gives each event its version and makes producers wait for each other on a key; `ledger` is the truth of
@@ -15,7 +15,8 @@ use crate::testbed::Result;
 const TABLES: &str = "
 CREATE SCHEMA crash;
 CREATE TABLE crash.account (key text PRIMARY KEY, version bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50);
-CREATE TABLE crash.ledger (event_id uuid PRIMARY KEY, key text NOT NULL, version bigint NOT NULL);
+CREATE TABLE crash.ledger (event_id uuid PRIMARY KEY, key text NOT NULL, version bigint NOT NULL,
+    is_poison boolean NOT NULL);
 CREATE TABLE crash.head (consumer text, key text, version bigint NOT NULL DEFAULT 0, previous bigint,
     PRIMARY KEY (consumer, key)) WITH (fillfactor = 50);
 CREATE TABLE crash.effect (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, consumer text NOT NULL,
@@ -85,12 +86,38 @@ impl Ledger {
         Ok(count as u64)
     }
 
-    /// How many different events a consumer has applied.
+    /// Events that were applied after the effect with this number: number, id, key, version.
+    pub(super) async fn applied_after(&self, seq: i64, limit: i64) -> Result<Vec<(i64, Uuid, String, i64)>> {
+        let query =
+            sqlx::query_as("SELECT seq, event_id, key, version FROM crash.effect WHERE seq > $1 ORDER BY seq LIMIT $2");
+        Ok(query.bind(seq).bind(limit).fetch_all(&self.pool).await?)
+    }
+
+    /// Poison that is no dead letter, and dead letters that are no poison.
+    pub(super) async fn misjudged(&self, consumers: &[&str]) -> Result<Vec<String>> {
+        let lines = sqlx::query_scalar(
+            "SELECT format('%s: event %s is poison and no dead letter', c, l.event_id) \
+             FROM unnest($1::text[]) c, crash.ledger l WHERE l.is_poison AND NOT EXISTS \
+               (SELECT 1 FROM postrider.dead_letter d WHERE d.consumer = c AND d.message_id = l.event_id) \
+             UNION ALL SELECT format('%s: event %s is a dead letter and no poison: %s', d.consumer, d.message_id, d.history) \
+             FROM postrider.dead_letter d LEFT JOIN crash.ledger l ON l.event_id = d.message_id \
+             WHERE l.is_poison IS NOT TRUE",
+        )
+        .bind(consumers)
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(lines)
+    }
+
+    /// How many different events a consumer has applied or given up.
     pub(super) async fn applied(&self, consumer: &str) -> Result<u64> {
-        let count: i64 = sqlx::query_scalar("SELECT count(DISTINCT event_id) FROM crash.effect WHERE consumer = $1")
-            .bind(consumer)
-            .fetch_one(&self.pool)
-            .await?;
+        let count: i64 = sqlx::query_scalar(
+            "SELECT (SELECT count(DISTINCT event_id) FROM crash.effect WHERE consumer = $1) \
+             + (SELECT count(*) FROM postrider.dead_letter WHERE consumer = $1)",
+        )
+        .bind(consumer)
+        .fetch_one(&self.pool)
+        .await?;
         Ok(count as u64)
     }
 
@@ -173,8 +200,14 @@ impl Ledger {
         .into_iter()
         .map(|(consumer, id, key, version, previous)| Effect { consumer, id, key, version, previous: Some(previous) })
         .collect();
+        let dead = sqlx::query_as::<_, (String, Uuid)>("SELECT consumer, message_id FROM postrider.dead_letter")
+            .fetch_all(&self.pool)
+            .await?
+            .into_iter()
+            .map(|(consumer, id)| DeadLetter { consumer, id })
+            .collect();
         let consumers = consumers.iter().map(|&consumer| consumer.to_owned()).collect();
-        Ok(History { consumers, committed, rolled_back, effects, dead: Vec::new() })
+        Ok(History { consumers, committed, rolled_back, effects, dead })
     }
 }
 

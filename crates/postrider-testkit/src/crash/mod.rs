@@ -7,6 +7,7 @@
 
 mod consumer;
 mod drain;
+mod duplicates;
 mod faults;
 mod fleet;
 mod ledger;
@@ -50,6 +51,14 @@ pub struct Options {
     pub events: u64,
     /// `kill -9` of relays and consumers.
     pub kills: usize,
+    /// `kill -9` of consumers alone, beside those.
+    pub consumer_kills: usize,
+    /// Of so many attempts at an event, one fails; none when 0.
+    pub failing_in: u32,
+    /// Of so many events, one ends every process that has it; none when 0.
+    pub poison_in: u32,
+    /// Of so many applied events, one is published once more; none when 0.
+    pub duplicate_in: u32,
     /// Restarts of RabbitMQ, by `kill -9` and by an orderly stop in turn.
     pub rabbit_restarts: usize,
     /// `kill -9` of the whole PostgreSQL.
@@ -79,6 +88,10 @@ impl Default for Options {
         Self {
             events: 200_000,
             kills: 20,
+            consumer_kills: 0,
+            failing_in: 0,
+            poison_in: 0,
+            duplicate_in: 0,
             rabbit_restarts: 3,
             postgres_restarts: 2,
             freezes: 1,
@@ -108,6 +121,7 @@ pub async fn run(options: Options) -> Result<Outcome> {
     let production = Arc::new(Production {
         url: places.postgres.clone(),
         keys: options.keys,
+        poison_in: options.poison_in,
         target: options.events,
         consumers: GROUPS.len() as u64,
         stop: CancellationToken::new(),
@@ -121,6 +135,7 @@ pub async fn run(options: Options) -> Result<Outcome> {
     for _ in 0..options.producers {
         producers.spawn(producer::produce(production.clone(), rng.fork()));
     }
+    let duplicating = duplicates::start(&options, &places, &faults.ledger, production.stop.child_token())?;
     let plan = plan::plan(&options, RELAYS, faults.fleet.len());
     let run = Run { options: &options, started, faults: &faults, production: &production };
     let mut problems = Vec::new();
@@ -130,6 +145,7 @@ pub async fn run(options: Options) -> Result<Outcome> {
     }
     production.stop.cancel();
     let rolled_back = producers.join_all().await.concat();
+    let duplicated = duplicating.stop().await;
     if problems.is_empty() {
         problems.extend(run.drain().await);
     }
@@ -141,9 +157,12 @@ pub async fn run(options: Options) -> Result<Outcome> {
     }
     problems.extend(faults.fleet.stop().await?);
 
+    problems.extend(faults.ledger.misjudged(&groups()).await?);
     let history = faults.ledger.history(&groups(), rolled_back).await?;
     let report = tokio::task::spawn_blocking(move || history.check()).await?;
-    let record = std::mem::take(&mut *faults.record.lock().await);
+    let mut record = std::mem::take(&mut *faults.record.lock().await);
+    record.duplicates = duplicated;
+    record.aborts = faults.fleet.aborts().await;
     let unknown = production.unknown.load(Ordering::Relaxed);
     let failed = production.failed.load(Ordering::Relaxed);
     let outcome = Outcome::new(options, report, record, problems, worked, unknown, failed);

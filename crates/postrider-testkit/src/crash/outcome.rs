@@ -72,6 +72,16 @@ impl fmt::Display for Outcome {
             record.rabbit_stops,
             record.freezes
         )?;
+        if options.poison_in + options.failing_in + options.duplicate_in > 0 {
+            let share = |one_in: u32| if one_in == 0 { 0.0 } else { 100.0 / f64::from(one_in) };
+            let (failing, poison) = (share(options.failing_in), share(options.poison_in));
+            let (aborts, duplicates) = (record.aborts, record.duplicates);
+            writeln!(
+                f,
+                "{failing} % of attempts fail; {poison} % of events are poison, which ended consumers {aborts} times; \
+                 {duplicates} events were published once more"
+            )?;
+        }
         writeln!(f, "transactions ended by an outage: {failed} before their commit, {unknown} during it")?;
         let mut takeovers = record.takeovers.clone();
         takeovers.sort_by_key(|(_, took)| *took);

@@ -48,6 +48,9 @@ pub(super) fn plan(options: &Options, relays: usize, fleet: usize) -> Vec<Planne
         let victim = if rng.bool() { rng.usize(..relays) } else { rng.usize(relays..fleet) };
         plan.push(Planned { at, fault: Fault::Kill(victim), down: down(&mut rng) });
     }
+    for at in spread(options.consumer_kills, &mut rng) {
+        plan.push(Planned { at, fault: Fault::Kill(rng.usize(relays..fleet)), down: down(&mut rng) });
+    }
     for at in postgres {
         plan.push(Planned { at, fault: Fault::KillPostgres, down: down(&mut rng) });
     }

@@ -34,6 +34,8 @@ const PAYLOAD_BYTES: usize = 300;
 pub(super) struct Production {
     pub url: String,
     pub keys: usize,
+    /// Of so many events, one is poison; none when 0.
+    pub poison_in: u32,
     /// How many events to commit.
     pub target: u64,
     pub consumers: u64,
@@ -125,7 +127,7 @@ async fn transact(
         sqlx::query("SELECT pg_current_xact_id()").execute(&mut *tx).await?;
         tokio::time::sleep(hold).await;
     }
-    let (mut events, mut keys, mut versions) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut events, mut keys, mut versions, mut poisons) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for account in accounts {
         let key = format!("account-{account}");
         let version: i64 =
@@ -133,19 +135,23 @@ async fn transact(
                 .bind(&key)
                 .fetch_one(&mut *tx)
                 .await?;
-        let event = event(&key, version)?;
+        let is_poison = production.poison_in > 0 && rng.u32(..production.poison_in) == 0;
+        let event = event(Uuid::now_v7(), &key, version, is_poison)?;
         ids.push(event.id());
+        poisons.push(is_poison);
         events.push(event);
         keys.push(key);
         versions.push(version);
     }
     Outbox::new().append_all(&mut *tx, &events).await?;
     sqlx::query(
-        "INSERT INTO crash.ledger (event_id, key, version) SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[])",
+        "INSERT INTO crash.ledger (event_id, key, version, is_poison) \
+         SELECT * FROM unnest($1::uuid[], $2::text[], $3::bigint[], $4::boolean[])",
     )
     .bind(&*ids)
     .bind(keys)
     .bind(versions)
+    .bind(poisons)
     .execute(&mut *tx)
     .await?;
     if let (Some(hold), false) = (hold, is_held_first) {
@@ -159,8 +165,8 @@ async fn transact(
     Ok(if tx.commit().await.is_ok() { End::Committed } else { End::Unknown })
 }
 
-fn event(key: &str, version: i64) -> Result<Event> {
-    let padding = "x".repeat(PAYLOAD_BYTES - 40);
-    let payload = serde_json::json!({ "version": version, "padding": padding });
-    Ok(Event::builder("accounts.changed", "account.changed").key(key).json(&payload)?.build()?)
+pub(super) fn event(id: Uuid, key: &str, version: i64, is_poison: bool) -> Result<Event> {
+    let padding = "x".repeat(PAYLOAD_BYTES - 60);
+    let payload = serde_json::json!({ "version": version, "is_poison": is_poison, "padding": padding });
+    Ok(Event::builder("accounts.changed", "account.changed").id(id).key(key).json(&payload)?.build()?)
 }
