@@ -168,7 +168,8 @@ async fn a_message_climbs_the_ladder_and_comes_back_by_replay() {
     let listed = store.dead_list(&DeadFilter::default(), 0, 10).await.expect("listed");
     assert_eq!((listed.len(), listed[0].attempts), (1, 4));
     bench.is_fixed.store(true, Ordering::SeqCst);
-    let ids = store.dead_replay(&DeadFilter::default(), 10, "test").await.expect("replayed");
+    let taken = store.dead_replay(&DeadFilter::default(), 10, "test").await.expect("replayed");
+    let ids: Vec<i64> = taken.iter().map(|taken| taken.id).collect();
     bench.until(async || store.dead_progress(&ids).await.expect("answers").applied == 1).await;
     assert_eq!(bench.effects().await, ["probe", "x", "after 1", "after 2", "broken"]);
     bench.stop.cancel();

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use postrider::event::Event;
 use postrider::handler::{ConsumerSpec, HandlerError};
 use postrider::source::Source;
 use postrider::store::Store;
@@ -54,6 +55,9 @@ impl Bed for Planted {
     }
     async fn dead_letters(&self, consumer: &str) -> Vec<(String, String, i64)> {
         self.bed.dead_letters(consumer).await
+    }
+    async fn outbox_status(&self, event: &Event) -> String {
+        self.bed.outbox_status(event).await
     }
 }
 

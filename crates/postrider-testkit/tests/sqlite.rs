@@ -75,3 +75,17 @@ suite!(
         lanes_are_shared_between_instances,
     ]
 );
+suite!(
+    dead,
+    SqliteBed::new().await,
+    [
+        a_failed_event_is_a_dead_letter_of_the_relay,
+        a_settlement_that_comes_twice_adds_no_attempts,
+        a_replayed_event_is_published_and_its_key_follows,
+        a_replayed_event_that_fails_again_is_dead_again,
+        a_recalled_event_has_failed_as_before,
+        a_discarded_event_lets_its_key_go_on,
+        an_event_that_is_published_after_all_is_no_dead_letter,
+        an_event_that_failed_twice_has_one_dead_letter,
+    ]
+);

@@ -26,6 +26,7 @@ pub fn describe() {
     describe_counter!("postrider_handler_failed_total", "Failed attempts to apply an event, by consumer");
     describe_counter!("postrider_held_total", "Messages set aside in the store to be applied later, by consumer");
     describe_counter!("postrider_dead_letters_total", "Messages given up, by consumer and error type");
+    describe_counter!("postrider_replayed_total", "Replayed dead letters that were decided, by consumer and outcome");
     describe_counter!("postrider_skipped_total", "Events of a type that nobody handles, by consumer");
     describe_counter!("postrider_undecodable_total", "Messages that are no events, by consumer");
     describe_counter!("postrider_subscriptions_lost_total", "Subscriptions that ended with an error, by consumer");
@@ -90,6 +91,12 @@ pub(crate) fn held(consumer: &str) {
 pub(crate) fn buried(consumer: &str, error_type: &str) {
     counter!("postrider_dead_letters_total", "consumer" => consumer.to_owned(), "error_type" => error_type.to_owned())
         .increment(1);
+}
+
+pub(crate) fn replayed(consumer: &str, applied: u64, failed: u64) {
+    for (outcome, count) in [("applied", applied), ("failed", failed)] {
+        counter!("postrider_replayed_total", "consumer" => consumer.to_owned(), "outcome" => outcome).increment(count);
+    }
 }
 
 pub(crate) fn skipped(consumer: &str) {

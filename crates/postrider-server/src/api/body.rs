@@ -70,7 +70,8 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     Ok(value)
 }
 
-fn pointer(path: &serde_path_to_error::Path) -> String {
+/// The place of an error, as a JSON pointer.
+pub(super) fn pointer(path: &serde_path_to_error::Path) -> String {
     use serde_path_to_error::Segment;
     let part = |segment: &Segment| match segment {
         Segment::Seq { index } => format!("/{index}"),

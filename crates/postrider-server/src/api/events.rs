@@ -30,7 +30,7 @@ pub async fn post(
     let events = if cloudevent::is_binary_mode(&headers) {
         vec![cloudevent::read(&headers, parameters.topic.as_deref(), body)?]
     } else {
-        require_json(&headers)?;
+        require_json(&headers, "send application/json, or a CloudEvent in binary mode (ce-id, ce-type, … as headers)")?;
         body::read(&body, &Trace::of(&headers))?
     };
     for (index, event) in events.iter().enumerate() {
@@ -43,10 +43,7 @@ pub async fn post(
 }
 
 async fn enqueue(shared: &Shared, events: Vec<Event>) -> Result<(), Problem> {
-    let Some(store) = shared.store.get().cloned() else {
-        let error = Error::new(Kind::Unavailable, "the store has not been reached yet");
-        return Err(Problem::from(&error));
-    };
+    let store = shared.store()?;
     // A client that hangs up drops this future; the write must run to its end all the same.
     let written = tokio::spawn(async move { store.enqueue(&events).await });
     let result = match written.await {
@@ -86,7 +83,8 @@ fn is_traceparent(text: &str) -> bool {
     lengths.starts_with(&[2, 32, 16, 2]) && parts[..4].iter().all(|part| part.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+/// Refuses a body that is not declared as JSON.
+pub(super) fn require_json(headers: &HeaderMap, remedy: &str) -> Result<(), Problem> {
     let declared = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media = declared.split(';').next().unwrap_or_default().trim();
     if media.eq_ignore_ascii_case("application/json") {
@@ -96,11 +94,11 @@ fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
         "" => "the request has no content-type".to_owned(),
         media => format!("the content-type {media} is not taken here"),
     };
-    Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", "Unsupported media type", detail)
-        .remedy("send application/json, or a CloudEvent in binary mode (ce-id, ce-type, … as headers)"))
+    Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_type", "Unsupported media type", detail).remedy(remedy))
 }
 
-fn rejected(rejection: BytesRejection) -> Problem {
+/// A body that could not be read.
+pub(super) fn rejected(rejection: BytesRejection) -> Problem {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
         let detail = format!("the request has more than {BODY_BYTES_MAX} bytes");
         return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "The request is too large", detail)

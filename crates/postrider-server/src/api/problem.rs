@@ -53,6 +53,17 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", "The request cannot be understood", detail)
     }
 
+    /// An error of the store that is not about taking events.
+    pub fn of_store(error: &Error) -> Self {
+        let mut problem = Self::from(error);
+        problem.0.title = match problem.0.status {
+            StatusCode::SERVICE_UNAVAILABLE => "The store cannot be used",
+            _ => "The request was not done",
+        }
+        .to_owned();
+        problem
+    }
+
     /// What the client can do.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
@@ -115,12 +126,14 @@ impl IntoResponse for Problem {
 /// No such path.
 pub async fn not_found(uri: Uri) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, "not_found", "Not found", format!("there is nothing at {}", uri.path()))
-        .remedy("use /healthz, /readyz, /metrics or POST /api/v1/events")
+        .remedy("use /healthz, /readyz, /metrics, POST /api/v1/events or /api/v1/dead-letters")
 }
 
 /// The path exists, the method does not.
 pub async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
     let detail = format!("{} does not take {method}", uri.path());
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed", detail)
-        .remedy("GET /healthz, /readyz and /metrics; POST /api/v1/events")
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed", detail).remedy(
+        "GET /healthz, /readyz, /metrics and /api/v1/dead-letters; POST /api/v1/events, \
+                 /api/v1/dead-letters/replays and /api/v1/dead-letters/discards; GET or DELETE a replay",
+    )
 }

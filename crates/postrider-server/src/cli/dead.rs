@@ -1,4 +1,4 @@
-//! `postrider dead`: the desk for what consumers have given up.
+//! `postrider dead`: the desk for what consumers and the relay have given up.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
@@ -7,25 +7,21 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use postrider::dead::{DeadDetail, DeadFilter, ReplayProgress};
+use postrider::dead::{DeadDetail, DeadFilter, REPLAY_RATE, Replay, Replayed, Stage};
 use postrider::store::Store;
 use postrider::{Error, Kind};
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::watch;
 
 use super::failure::Result;
 use super::{output, signals};
 use crate::config::Config;
 use crate::wire;
 
-/// A replay begins with one, and each stage is this many times the one before.
-const STAGE_FACTOR: usize = 10;
-/// No stage is larger; progress is asked for by number.
-const STAGE_MAX: usize = 1000;
-/// How often a replay's progress is asked for.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// After this long without a change it is said that nothing moves.
 const STILL: Duration = Duration::from_secs(10);
+/// How often the progress bar turns.
+const TICK: Duration = Duration::from_millis(200);
 /// More characters of an error than this do not help in a list.
 const ERROR_CHARS_MAX: usize = 60;
 
@@ -68,7 +64,7 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Give dead letters back to the consumer that failed, in stages of 1, 10, 100 …
+    /// Give dead letters back to the consumer or relay that failed, in stages of 1, 10, 100 …
     Replay {
         #[command(flatten)]
         filter: Filter,
@@ -79,7 +75,7 @@ enum Verb {
         #[arg(long)]
         dry_run: bool,
         /// At most this many per second
-        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, default_value_t = REPLAY_RATE, value_parser = clap::value_parser!(u32).range(1..))]
         rate: u32,
         /// Print JSON
         #[arg(long)]
@@ -130,6 +126,9 @@ struct Filter {
     /// Of this tenant
     #[arg(long)]
     tenant: Option<String>,
+    /// Given up by a consumer or by the relay: `consumer` or `relay`
+    #[arg(long)]
+    stage: Option<Stage>,
     /// Given up at or after this time (RFC 3339, 2026-11-15T12:00:00Z)
     #[arg(long)]
     since: Option<DateTime<Utc>>,
@@ -140,9 +139,9 @@ struct Filter {
 
 impl Filter {
     fn into_filter(self) -> DeadFilter {
-        let Filter { ids, consumer, kind, error_type, key, tenant, since, until } = self;
+        let Filter { ids, consumer, kind, error_type, key, tenant, stage, since, until } = self;
         let ids = (!ids.is_empty()).then_some(ids);
-        DeadFilter { ids, consumer, kind, error_type, key, tenant, since, until }
+        DeadFilter { ids, consumer, kind, error_type, key, tenant, stage, since, until }
     }
 
     /// For verbs that change something: everything must be meant, not just not excluded.
@@ -188,12 +187,13 @@ async fn list(store: &dyn Store, filter: &DeadFilter, limit: usize, is_json: boo
         output::json(&letters)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut table = output::table(&["id", "consumer", "type", "key", "tries", "died", "error"]);
+    let mut table = output::table(&["id", "stage", "consumer", "type", "key", "tries", "died", "error"]);
     for letter in &letters {
         let age = (Utc::now() - letter.died_at).to_std().unwrap_or_default();
         let error: String = format!("{}: {}", letter.error_type, letter.error).chars().take(ERROR_CHARS_MAX).collect();
         table.add_row([
             letter.id.to_string(),
+            letter.stage.to_string(),
             letter.consumer.clone(),
             letter.kind.clone().unwrap_or_else(|| "(no event)".to_owned()),
             letter.key.clone().unwrap_or_default(),
@@ -223,7 +223,8 @@ async fn show(store: &dyn Store, id: i64, has_payload: bool, is_json: bool) -> R
         #[serde(skip_serializing_if = "Option::is_none")]
         payload: Option<String>,
     }
-    let payload = has_payload.then(|| String::from_utf8_lossy(&detail.payload).into_owned());
+    let payload = if has_payload { store.dead_payload(id, &actor()).await? } else { None };
+    let payload = payload.map(|payload| String::from_utf8_lossy(&payload).into_owned());
     let shown = Shown { detail: &detail, payload_bytes: detail.payload.len(), payload };
     if is_json {
         output::json(&shown)?;
@@ -244,11 +245,12 @@ async fn stats(store: &dyn Store, is_json: bool) -> Result<ExitCode> {
         output::json(&counts)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut table = output::table(&["consumer", "error", "state", "count", "oldest"]);
+    let mut table = output::table(&["stage", "consumer", "error", "state", "count", "oldest"]);
     for count in counts {
         let age = (Utc::now() - count.oldest).to_std().unwrap_or_default();
         let age = format!("{} ago", output::duration(age));
-        table.add_row([count.consumer, count.error_type, count.state, count.count.to_string(), age]);
+        let stage = count.stage.to_string();
+        table.add_row([stage, count.consumer, count.error_type, count.state, count.count.to_string(), age]);
     }
     output::print(table)?;
     Ok(ExitCode::SUCCESS)
@@ -292,95 +294,46 @@ fn ask(question: &str) -> Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// What a replay came to.
-#[derive(Debug, Default, Serialize)]
-struct Replayed {
-    applied: u64,
-    failed: u64,
-    /// Taken back, because the replay was cancelled.
-    recalled: u64,
-    /// Begun, and not decided when the replay was cancelled.
-    open: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stopped: Option<&'static str>,
-}
-
 async fn replay(store: &dyn Store, filter: DeadFilter, rate: u32, is_json: bool) -> Result<ExitCode> {
     let stop = signals::stop_on_signal()?;
-    let actor = actor();
-    let bar = bar();
-    let mut total = Replayed::default();
-    let mut stage = 1;
-    // What has failed again must not be taken again: only what was dead before.
-    let filter = DeadFilter { until: Some(filter.until.unwrap_or_else(Utc::now)), ..filter };
-    while total.stopped.is_none() {
-        let ids = store.dead_replay(&filter, stage.min(rate as usize).min(STAGE_MAX), &actor).await?;
-        if ids.is_empty() {
-            break;
-        }
-        let began = tokio::time::Instant::now();
-        let progress = watch(store, &ids, &stop, &bar, &total).await?;
-        total.applied += progress.applied;
-        total.failed += progress.failed;
-        if stop.is_cancelled() {
-            total.recalled = store.dead_recall(&ids, &actor).await?;
-            total.open = progress.open.saturating_sub(total.recalled);
-            total.stopped = Some("cancelled");
-        } else if progress.failed * 2 >= ids.len() as u64 {
-            total.stopped = Some("half of the last stage failed again");
-        }
-        // So many per second, whatever the stage.
-        let pace = Duration::from_secs_f64(ids.len() as f64 / f64::from(rate));
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = tokio::time::sleep_until(began + pace) => {}
-        }
-        stage = stage.saturating_mul(STAGE_FACTOR);
-    }
-    bar.finish_and_clear();
+    let progress = watch::Sender::new(Replayed::default());
+    let telling = tokio::spawn(tell(progress.subscribe()));
+    let replayed = Replay { filter, rate, actor: actor() }.run(store, &stop, &progress).await;
+    drop(progress);
+    // It only prints, and ends with the sender.
+    let _ = telling.await;
+    let replayed = replayed?;
     if is_json {
-        output::json(&total)?;
+        output::json(&replayed)?;
     } else {
-        output::line(&format!("{} applied, {} failed again", total.applied, total.failed))?;
-        if let Some(why) = total.stopped {
-            eprintln!("stopped: {why}; {} taken back, {} under way", total.recalled, total.open);
+        output::line(&format!("{} applied, {} failed again", replayed.applied, replayed.failed))?;
+        if let Some(why) = replayed.stopped {
+            eprintln!("stopped: {why}; {} taken back, {} under way", replayed.recalled, replayed.open);
         }
     }
-    Ok(if total.failed == 0 && total.stopped.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if replayed.failed == 0 && replayed.stopped.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Waits until all of a stage are decided, or a stop is asked for.
-async fn watch(
-    store: &dyn Store,
-    ids: &[i64],
-    stop: &CancellationToken,
-    bar: &ProgressBar,
-    total: &Replayed,
-) -> Result<ReplayProgress> {
-    let (mut last, mut moved, mut is_told) = (ReplayProgress::default(), tokio::time::Instant::now(), false);
+/// Shows how a replay fares, until it ends.
+async fn tell(mut progress: watch::Receiver<Replayed>) {
+    let (bar, mut is_told) = (bar(), false);
     loop {
-        let progress = store.dead_progress(ids).await?;
-        if progress != last {
-            (last, moved) = (progress, tokio::time::Instant::now());
+        match tokio::time::timeout(STILL, progress.changed()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => break,
+            Err(_) if is_told => {}
+            Err(_) => {
+                is_told = true;
+                bar.suspend(|| eprintln!("nothing has moved for {} s: does the consumer run?", STILL.as_secs()));
+            }
         }
-        if moved.elapsed() > STILL && !is_told {
-            is_told = true;
-            bar.suspend(|| eprintln!("nothing has moved for {} s: does the consumer run?", STILL.as_secs()));
-        }
+        let now = *progress.borrow_and_update();
         bar.set_message(format!(
             "{} applied, {} failed, {} under way (Ctrl-C takes back what is not begun)",
-            total.applied + progress.applied,
-            total.failed + progress.failed,
-            progress.open
+            now.applied, now.failed, now.open
         ));
-        if progress.open == 0 || stop.is_cancelled() {
-            return Ok(progress);
-        }
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = tokio::time::sleep(LOOK_EVERY) => {}
-        }
     }
+    bar.finish_and_clear();
 }
 
 fn bar() -> ProgressBar {
@@ -388,6 +341,6 @@ fn bar() -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new_spinner().with_style(ProgressStyle::default_spinner());
-    bar.enable_steady_tick(LOOK_EVERY);
+    bar.enable_steady_tick(TICK);
     bar
 }

@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use super::failure::{Failure, Result, causes, io};
 use super::signals;
-use crate::api::{self, Health, Shared};
+use crate::api::{self, Health, Replays, Shared};
 use crate::config::{Config, StoreUrl, redact};
 use crate::duty::{self, BacklogDuty, ProbeDuty, UpkeepDuty};
 use crate::{logging, wire};
@@ -79,7 +79,7 @@ async fn start(args: RunArgs, config: Config) -> Result<ExitCode> {
     for warning in config.warnings() {
         tracing::warn!(check = warning.check, remedy = warning.remedy, "{}", warning.message);
     }
-    let shared = shared(&config)?;
+    let shared = shared(&config, &stop)?;
     let listener = bind(config.http.listen).await?;
     let address = listener.local_addr().map_err(|error| io("the HTTP address is unknown", error))?;
     tracing::info!(%address, "HTTP listens");
@@ -94,7 +94,7 @@ async fn start(args: RunArgs, config: Config) -> Result<ExitCode> {
     result.map(|()| ExitCode::SUCCESS)
 }
 
-fn shared(config: &Config) -> Result<Arc<Shared>> {
+fn shared(config: &Config, stop: &CancellationToken) -> Result<Arc<Shared>> {
     let unusable = |error| Error::new(Kind::Other, "the metrics recorder cannot be installed").with_source(error);
     let metrics = PrometheusBuilder::new()
         .set_buckets(&BUCKETS)
@@ -107,7 +107,8 @@ fn shared(config: &Config) -> Result<Arc<Shared>> {
         health.trouble("relay", "starting", "wait a moment");
     }
     let payload_bytes_max = config.broker.payload_bytes_max;
-    Ok(Arc::new(Shared { health, store: OnceLock::new(), metrics, payload_bytes_max }))
+    let replays = Replays::new(stop);
+    Ok(Arc::new(Shared { health, store: OnceLock::new(), metrics, payload_bytes_max, replays }))
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener> {
@@ -156,7 +157,11 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
 
     let result = finish(workers, shared, stop).await;
     tasks.close();
-    if tokio::time::timeout(STOP_WAIT, tasks.wait()).await.is_err() {
+    let ended = async {
+        tasks.wait().await;
+        shared.replays.ended().await;
+    };
+    if tokio::time::timeout(STOP_WAIT, ended).await.is_err() {
         tracing::warn!(error_type = "unavailable", "the store did not answer in time; ending all the same");
         return result;
     }

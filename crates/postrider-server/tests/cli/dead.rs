@@ -1,8 +1,8 @@
 //! `postrider dead` beside a consumer that runs.
 
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,11 +13,12 @@ use postrider::store::sqlite::SqliteStore;
 use postrider::{Consumer, ConsumerSpec, Event, Handler};
 use serde_json::Value;
 use sqlx::{Sqlite, Transaction};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{Place, SOON, finish};
 
-const EVENTS: usize = 60;
+pub const EVENTS: usize = 60;
 
 /// Writes one row for each event, while it is not broken.
 struct Book {
@@ -36,15 +37,16 @@ impl Handler<Transaction<'static, Sqlite>> for Book {
 }
 
 /// A consumer in this process, and what it needs.
-struct Bed {
-    place: Place,
+pub struct Bed {
+    pub place: Place,
     store: SqliteStore,
-    is_broken: Arc<AtomicBool>,
+    pub is_broken: Arc<AtomicBool>,
     stop: CancellationToken,
+    consumer: Mutex<Option<JoinHandle<postrider::Result<()>>>>,
 }
 
 impl Bed {
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         let place = Place::migrated();
         let store = SqliteStore::open(&place.path("postrider.db")).await.unwrap();
         sqlx::query("CREATE TABLE effect (event TEXT)").execute(store.writer()).await.unwrap();
@@ -60,13 +62,13 @@ impl Bed {
         let spec = ConsumerSpec { retries: 0, ..ConsumerSpec::new("billing", &["#"]) };
         let handler = Book { is_broken: is_broken.clone() };
         let consumer = Consumer::new(spec, broker, Arc::new(store.clone()), Arc::new(store.clone()), handler).unwrap();
-        tokio::spawn(consumer.run(stop.clone()));
-        let bed = Self { place, store, is_broken, stop };
+        let consumer = Mutex::new(Some(tokio::spawn(consumer.run(stop.clone()))));
+        let bed = Self { place, store, is_broken, stop, consumer };
         bed.wait_for_dead(EVENTS).await;
         bed
     }
 
-    async fn wait_for_dead(&self, count: usize) {
+    pub async fn wait_for_dead(&self, count: usize) {
         let deadline = tokio::time::Instant::now() + SOON;
         while self.count("dead_letter WHERE state = 'dead'").await != count {
             assert!(tokio::time::Instant::now() < deadline);
@@ -74,9 +76,16 @@ impl Bed {
         }
     }
 
-    async fn count(&self, of: &str) -> usize {
+    pub async fn count(&self, of: &str) -> usize {
         let query = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {of}"));
         sqlx::query_scalar::<_, i64>(query).fetch_one(self.store.reader()).await.unwrap() as usize
+    }
+
+    /// Ends the consumer.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        let consumer = self.consumer.lock().unwrap().take().unwrap();
+        consumer.await.unwrap().unwrap();
     }
 
     /// Runs a command while the consumer goes on.
@@ -99,6 +108,8 @@ async fn dead_letters_are_seen_without_their_payload() {
     assert!(shown.contains("the book is closed") && !shown.contains("secret"), "{shown}");
     let shown = bed.run(&["dead", "show", "1", "--payload", "--json"]).await.json();
     assert!(shown["payload"].as_str().unwrap().starts_with(r#"{"secret":"#), "{shown}");
+    assert_eq!(bed.count("audit WHERE action = 'payload'").await, 1);
+    assert_eq!(shown["stage"], "consumer");
     assert_eq!(shown["history"].as_array().unwrap().len(), 1);
     assert_eq!(shown["origin"]["queue"], "billing");
 

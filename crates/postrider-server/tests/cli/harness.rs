@@ -165,7 +165,12 @@ impl Daemon {
     }
 
     pub fn post(&self, body: &str) -> Answer {
-        self.request("POST", "/api/v1/events", &[("content-type", "application/json")], body)
+        self.post_to("/api/v1/events", body)
+    }
+
+    /// A JSON body to any path.
+    pub fn post_to(&self, path: &str, body: &str) -> Answer {
+        self.request("POST", path, &[("content-type", "application/json")], body)
     }
 
     pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {

@@ -7,6 +7,8 @@ mod commands;
 mod daemon;
 mod dead;
 mod delivery;
+mod desk;
 mod events;
 mod harness;
 mod mistakes;
+mod unpublished;

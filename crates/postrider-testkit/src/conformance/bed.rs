@@ -50,6 +50,9 @@ pub trait Bed: Send + Sync + 'static {
     /// A consumer's dead letters, oldest first: the event's name, the type of the error, the number of attempts.
     async fn dead_letters(&self, consumer: &str) -> Vec<(String, String, i64)>;
 
+    /// The event's status in the view for people.
+    async fn outbox_status(&self, event: &Event) -> String;
+
     /// Takes the lease of a lane.
     async fn lease(&self, lane: u32) -> Lease {
         let lease = self.store().take("relay/default", lane, "test", TTL).await.expect("the store answers");
@@ -171,6 +174,14 @@ impl Bed for PostgresBed {
         .await
         .expect("dead letters are read")
     }
+
+    async fn outbox_status(&self, event: &Event) -> String {
+        sqlx::query_scalar("SELECT status FROM postrider.outbox_status WHERE event_id = $1")
+            .bind(event.id())
+            .fetch_one(self.store.pool())
+            .await
+            .expect("the status is read")
+    }
 }
 
 /// A fresh SQLite file.
@@ -247,5 +258,13 @@ impl Bed for SqliteBed {
         .fetch_all(self.store.reader())
         .await
         .expect("dead letters are read")
+    }
+
+    async fn outbox_status(&self, event: &Event) -> String {
+        sqlx::query_scalar("SELECT status FROM outbox_status WHERE event_id = ?1")
+            .bind(event.id().to_string())
+            .fetch_one(self.store.reader())
+            .await
+            .expect("the status is read")
     }
 }

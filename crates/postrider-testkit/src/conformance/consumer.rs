@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
-use postrider::dead::{DeadFilter, DeadLetters};
+use postrider::dead::{DeadFilter, DeadLetters, Taken};
 use postrider::event::Event;
 use postrider::handler::{BatchHandler, Consumer, ConsumerSpec, Handler, HandlerError, RemoteHandler};
 use postrider::inbox::Inbox;
@@ -341,6 +341,8 @@ pub async fn a_replayed_dead_letter_is_applied_once(bed: &impl Bed) {
     let second = store.dead_replay(&all, 10, "b").await.expect("replayed");
     assert_eq!((first.len(), second.len()), (2, 2), "each is taken once");
     assert!(store.dead_replay(&all, 10, "b").await.expect("answers").is_empty());
+    let ids = |taken: &[Taken]| taken.iter().map(|taken| taken.id).collect::<Vec<_>>();
+    let (first, second) = (ids(&first), ids(&second));
     assert_eq!(store.dead_recall(&second, "b").await.expect("recalled"), 2);
     assert_eq!(store.dead_progress(&first).await.expect("answers").open, 2);
 
@@ -350,7 +352,7 @@ pub async fn a_replayed_dead_letter_is_applied_once(bed: &impl Bed) {
     assert_eq!((progress.applied, progress.failed, progress.open), (2, 0, 0));
 
     // The rest; a repetition of all of them changes nothing more.
-    let rest = store.dead_replay(&all, 10, "a").await.expect("replayed");
+    let rest = ids(&store.dead_replay(&all, 10, "a").await.expect("replayed"));
     publish(&parts.broker, &events).await;
     run_obedient(bed, quick(), 4, 0).await;
     assert_eq!(bed.effects("c").await, names);

@@ -9,6 +9,7 @@
 pub mod bed;
 pub mod broker;
 pub mod consumer;
+pub mod dead;
 pub mod lease;
 pub mod relay;
 pub mod source;

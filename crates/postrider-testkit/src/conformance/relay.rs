@@ -16,7 +16,7 @@ use super::bed::{Bed, event, name};
 use crate::faults::{Answer, ScriptedBroker};
 
 /// Fast enough for tests, the same in kind as the defaults.
-fn settings() -> RelaySettings {
+pub(super) fn settings() -> RelaySettings {
     let backoff = Backoff { base: Duration::from_millis(50), max: Duration::from_millis(200), jitter: Duration::ZERO };
     RelaySettings {
         poll: Duration::from_millis(20),
@@ -30,20 +30,20 @@ fn settings() -> RelaySettings {
     }
 }
 
-struct Running {
+pub(super) struct Running {
     stop: CancellationToken,
     task: tokio::task::JoinHandle<postrider::Result<()>>,
 }
 
 impl Running {
-    fn start(bed: &impl Bed, broker: Arc<dyn Broker>, settings: RelaySettings) -> Self {
+    pub(super) fn start(bed: &impl Bed, broker: Arc<dyn Broker>, settings: RelaySettings) -> Self {
         let leases: Arc<dyn Leases> = Arc::new(bed.store().clone());
         let relay = Relay::new("default", bed.source(settings.lanes), leases, broker, settings);
         let stop = CancellationToken::new();
         Self { task: tokio::spawn(relay.run(stop.clone())), stop }
     }
 
-    async fn stop(self) {
+    pub(super) async fn stop(self) {
         self.stop.cancel();
         self.task.await.expect("no panic").expect("the relay stops well");
     }
@@ -54,7 +54,7 @@ impl Running {
     }
 }
 
-async fn commit(bed: &impl Bed, events: &[Event]) {
+pub(super) async fn commit(bed: &impl Bed, events: &[Event]) {
     for event in events {
         let mut tx = bed.begin().await;
         tx.append(event).await;
@@ -62,7 +62,7 @@ async fn commit(bed: &impl Bed, events: &[Event]) {
     }
 }
 
-async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+pub(super) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     while !is_so().await {
         assert!(tokio::time::Instant::now() < deadline, "{what} did not happen");
@@ -70,7 +70,7 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     }
 }
 
-fn names(events: &[Event]) -> Vec<String> {
+pub(super) fn names(events: &[Event]) -> Vec<String> {
     events.iter().map(name).collect()
 }
 

@@ -9,32 +9,35 @@ use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::PostgresStore;
 use super::error::db;
-use crate::dead::{DeadCount, DeadDetail, DeadFilter, DeadLetters, DeadView, ReplayProgress};
-use crate::error::Result;
+use super::failed;
+use crate::dead::{DeadCount, DeadDetail, DeadFilter, DeadLetters, DeadView, ReplayProgress, Stage, Taken, discarded};
+use crate::error::{Error, Result};
 
 /// The columns of a [`DeadView`], as a literal for `concat!`.
 macro_rules! view {
     () => {
-        "id, consumer, message_id, state, topic, type, key, tenant, error_type, error, attempts::bigint, died_at"
+        "id, consumer, message_id, state, topic, type, key, tenant, error_type, error, attempts::bigint, died_at, \
+         stage"
     };
 }
 
-/// `$1` to `$8` are [`filter`]'s.
+/// `$1` to `$9` are [`filter`]'s.
 macro_rules! filtered {
     () => {
         "($1::bigint[] IS NULL OR id = ANY ($1)) AND ($2::text IS NULL OR consumer = $2) \
          AND ($3::text IS NULL OR type = $3) AND ($4::text IS NULL OR error_type = $4) \
          AND ($5::text IS NULL OR key = $5) AND ($6::text IS NULL OR tenant = $6) \
-         AND ($7::timestamptz IS NULL OR died_at >= $7) AND ($8::timestamptz IS NULL OR died_at < $8)"
+         AND ($7::timestamptz IS NULL OR died_at >= $7) AND ($8::timestamptz IS NULL OR died_at < $8) \
+         AND ($9::text IS NULL OR stage = $9)"
     };
 }
 
 const LIST: &str = concat!(
     "SELECT ",
     view!(),
-    " FROM postrider.dead_letter WHERE state <> 'discarded' AND id > $9 AND ",
+    " FROM postrider.dead_letter WHERE state <> 'discarded' AND id > $10 AND ",
     filtered!(),
-    " ORDER BY id LIMIT $10"
+    " ORDER BY id LIMIT $11"
 );
 
 const SHOW: &str = concat!(
@@ -43,26 +46,34 @@ const SHOW: &str = concat!(
     ", causes, history, origin, envelope, headers, payload FROM postrider.dead_letter WHERE id = $1"
 );
 
-/// A message that was applied meanwhile needs no replay. The first of a key is due at once, unless the key has held
-/// messages; the others wait behind it.
+/// A message that was applied meanwhile needs no replay, nor does an event that is not parked any more. Of held messages
+/// the first of a key is due at once, unless the key has others; those wait behind it. Of parked events at most one of a key
+/// has failed.
 const REPLAY: &str = concat!(
     "WITH chosen AS ( \
-       SELECT id FROM postrider.dead_letter d WHERE state = 'dead' AND envelope IS NOT NULL AND error_type <> 'forged' \
-         AND NOT EXISTS (SELECT 1 FROM postrider.inbox i WHERE i.consumer = d.consumer \
-                          AND i.message_id = d.message_id AND i.state <> 'dead') AND ",
+       SELECT id FROM postrider.dead_letter d WHERE state = 'dead' AND CASE stage \
+         WHEN 'relay' THEN EXISTS (SELECT 1 FROM postrider.parked p WHERE p.destination = substr(d.consumer, 7) \
+                                    AND p.state = 'failed' AND p.event_id = d.message_id) \
+         ELSE envelope IS NOT NULL AND error_type <> 'forged' \
+              AND NOT EXISTS (SELECT 1 FROM postrider.inbox i WHERE i.consumer = d.consumer \
+                               AND i.message_id = d.message_id AND i.state <> 'dead') END AND ",
     filtered!(),
-    " ORDER BY id LIMIT $9 FOR UPDATE SKIP LOCKED \
+    " ORDER BY id LIMIT $10 FOR UPDATE SKIP LOCKED \
      ), taken AS ( \
        UPDATE postrider.dead_letter d SET state = 'replaying' FROM chosen c WHERE d.id = c.id RETURNING d.* \
+     ), parked AS ( \
+       UPDATE postrider.parked p SET state = 'retrying', attempts = 0, next_at = clock_timestamp() FROM taken t \
+       WHERE t.stage = 'relay' AND p.destination = substr(t.consumer, 7) AND p.state = 'failed' \
+         AND p.event_id = t.message_id \
      ), held AS ( \
        INSERT INTO postrider.held (consumer, shard, message_id, key, state, next_at, origin, envelope, payload) \
        SELECT consumer, shard, message_id, key, CASE WHEN is_first THEN 'retrying' ELSE 'waiting' END, \
               CASE WHEN is_first THEN clock_timestamp() ELSE 'infinity' END, origin, envelope, payload \
        FROM (SELECT t.*, t.key IS NULL OR (row_number() OVER (PARTITION BY t.consumer, t.key ORDER BY t.id) = 1 \
                AND NOT EXISTS (SELECT 1 FROM postrider.held h WHERE h.consumer = t.consumer AND h.key = t.key)) AS is_first \
-             FROM taken t) t \
+             FROM taken t WHERE t.stage = 'consumer') t \
        ORDER BY id ON CONFLICT (consumer, message_id) DO NOTHING \
-     ) SELECT id FROM taken ORDER BY id"
+     ) SELECT id, consumer FROM taken ORDER BY id"
 );
 
 /// What is replayed and was not begun with goes back; the next of its key becomes due.
@@ -76,8 +87,20 @@ const STRANDED: &str = "UPDATE postrider.held h SET state = 'retrying', next_at 
      WHERE next_at = 'infinity' AND NOT EXISTS \
        (SELECT 1 FROM postrider.held p WHERE p.consumer = h.consumer AND p.key = h.key AND p.id < h.id)";
 
-const DISCARD: &str =
-    concat!("UPDATE postrider.dead_letter SET state = 'discarded' WHERE state = 'dead' AND ", filtered!());
+/// An event that the relay tries again by itself, because a person changed its row, is not discarded. The next of a parked
+/// event's key is due when it is the first.
+const DISCARD: &str = concat!(
+    "WITH gone AS ( \
+       UPDATE postrider.dead_letter d SET state = 'discarded' WHERE state = 'dead' \
+         AND (stage <> 'relay' OR NOT EXISTS (SELECT 1 FROM postrider.parked p \
+                WHERE p.destination = substr(d.consumer, 7) AND p.state = 'retrying' AND p.event_id = d.message_id)) AND ",
+    filtered!(),
+    " RETURNING id, stage, consumer, message_id \
+     ), unparked AS ( \
+       DELETE FROM postrider.parked p USING gone g WHERE g.stage = 'relay' AND p.destination = substr(g.consumer, 7) \
+         AND p.state = 'failed' AND p.event_id = g.message_id \
+     ) SELECT id FROM gone ORDER BY id"
+);
 
 fn filter<'q>(query: Query<'q, Postgres, PgArguments>, filter: &'q DeadFilter) -> Query<'q, Postgres, PgArguments> {
     query
@@ -89,6 +112,7 @@ fn filter<'q>(query: Query<'q, Postgres, PgArguments>, filter: &'q DeadFilter) -
         .bind(filter.tenant.as_deref())
         .bind(filter.since)
         .bind(filter.until)
+        .bind(filter.stage.map(Stage::as_str))
 }
 
 fn view(row: &PgRow) -> Result<DeadView, sqlx::Error> {
@@ -105,7 +129,12 @@ fn view(row: &PgRow) -> Result<DeadView, sqlx::Error> {
         error: row.try_get(9)?,
         attempts: row.try_get(10)?,
         died_at: row.try_get(11)?,
+        stage: stage(row, 12)?,
     })
+}
+
+fn stage(row: &PgRow, index: usize) -> Result<Stage, sqlx::Error> {
+    row.try_get::<&str, _>(index)?.parse().map_err(|error: Error| sqlx::Error::Decode(error.into()))
 }
 
 async fn audit(connection: &mut PgConnection, actor: &str, action: &str, detail: Value) -> Result<()> {
@@ -133,21 +162,34 @@ impl DeadLetters for PostgresStore {
         let detail = || -> Result<DeadDetail, sqlx::Error> {
             Ok(DeadDetail {
                 view: view(&row)?,
-                causes: row.try_get(12)?,
-                history: row.try_get(13)?,
-                origin: row.try_get(14)?,
-                envelope: row.try_get(15)?,
-                headers: row.try_get(16)?,
-                payload: row.try_get(17)?,
+                causes: row.try_get(13)?,
+                history: row.try_get(14)?,
+                origin: row.try_get(15)?,
+                envelope: row.try_get(16)?,
+                headers: row.try_get(17)?,
+                payload: row.try_get(18)?,
             })
         };
         detail().map(Some).map_err(db)
     }
 
+    async fn dead_payload(&self, id: i64, actor: &str) -> Result<Option<Vec<u8>>> {
+        let mut tx = self.own.begin().await.map_err(db)?;
+        let row = sqlx::query("SELECT payload FROM postrider.dead_letter WHERE id = $1")
+            .bind(id)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(db)?;
+        let Some(row) = row else { return Ok(None) };
+        audit(&mut tx, actor, "payload", json!({ "id": id })).await?;
+        tx.commit().await.map_err(db)?;
+        row.try_get(0).map(Some).map_err(db)
+    }
+
     async fn dead_stats(&self) -> Result<Vec<DeadCount>> {
         let rows = sqlx::query(
-            "SELECT consumer, error_type, state, count(*), min(died_at) FROM postrider.dead_letter \
-             GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
+            "SELECT consumer, error_type, state, count(*), min(died_at), stage FROM postrider.dead_letter \
+             GROUP BY 6, 1, 2, 3 ORDER BY 6, 1, 2, 3",
         )
         .fetch_all(&self.own)
         .await
@@ -159,20 +201,30 @@ impl DeadLetters for PostgresStore {
                 state: row.try_get(2)?,
                 count: row.try_get(3)?,
                 oldest: row.try_get::<DateTime<Utc>, _>(4)?,
+                stage: stage(row, 5)?,
             })
         };
         rows.iter().map(|row| count(row).map_err(db)).collect()
     }
 
-    async fn dead_replay(&self, wanted: &DeadFilter, limit: usize, actor: &str) -> Result<Vec<i64>> {
+    async fn dead_now(&self) -> Result<DateTime<Utc>> {
+        let row = sqlx::query("SELECT clock_timestamp()").fetch_one(&self.own).await.map_err(db)?;
+        row.try_get(0).map_err(db)
+    }
+
+    async fn dead_replay(&self, wanted: &DeadFilter, limit: usize, actor: &str) -> Result<Vec<Taken>> {
         let mut tx = self.own.begin().await.map_err(db)?;
         let rows = filter(sqlx::query(REPLAY), wanted).bind(limit as i64).fetch_all(&mut *tx).await.map_err(db)?;
-        let ids = rows.iter().map(|row| row.try_get(0).map_err(db)).collect::<Result<Vec<i64>>>()?;
-        if !ids.is_empty() {
+        let read = |row: &PgRow| -> Result<Taken, sqlx::Error> {
+            Ok(Taken { id: row.try_get(0)?, consumer: row.try_get(1)? })
+        };
+        let taken = rows.iter().map(|row| read(row).map_err(db)).collect::<Result<Vec<Taken>>>()?;
+        if !taken.is_empty() {
+            let ids: Vec<i64> = taken.iter().map(|taken| taken.id).collect();
             audit(&mut tx, actor, "replay", json!({ "ids": ids })).await?;
         }
         tx.commit().await.map_err(db)?;
-        Ok(ids)
+        Ok(taken)
     }
 
     async fn dead_progress(&self, ids: &[i64]) -> Result<ReplayProgress> {
@@ -191,7 +243,8 @@ impl DeadLetters for PostgresStore {
 
     async fn dead_recall(&self, ids: &[i64], actor: &str) -> Result<u64> {
         let mut tx = self.own.begin().await.map_err(db)?;
-        let recalled = sqlx::query(RECALL).bind(ids).execute(&mut *tx).await.map_err(db)?.rows_affected();
+        let mut recalled = failed::recall(&mut tx, ids).await?;
+        recalled += sqlx::query(RECALL).bind(ids).execute(&mut *tx).await.map_err(db)?.rows_affected();
         sqlx::query(STRANDED).execute(&mut *tx).await.map_err(db)?;
         audit(&mut tx, actor, "recall", json!({ "count": recalled })).await?;
         tx.commit().await.map_err(db)?;
@@ -200,13 +253,12 @@ impl DeadLetters for PostgresStore {
 
     async fn dead_discard(&self, wanted: &DeadFilter, reason: &str, actor: &str) -> Result<u64> {
         let mut tx = self.own.begin().await.map_err(db)?;
-        let query = filter(sqlx::query(DISCARD), wanted);
-        let discarded = query.execute(&mut *tx).await.map_err(db)?.rows_affected();
-        if discarded > 0 {
-            let detail = json!({ "count": discarded, "reason": reason, "ids": wanted.ids });
-            audit(&mut tx, actor, "discard", detail).await?;
+        let rows = filter(sqlx::query(DISCARD), wanted).fetch_all(&mut *tx).await.map_err(db)?;
+        let ids = rows.iter().map(|row| row.try_get(0).map_err(db)).collect::<Result<Vec<i64>>>()?;
+        if !ids.is_empty() {
+            audit(&mut tx, actor, "discard", discarded(&ids, reason)).await?;
         }
         tx.commit().await.map_err(db)?;
-        Ok(discarded)
+        Ok(ids.len() as u64)
     }
 }

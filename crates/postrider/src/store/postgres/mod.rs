@@ -19,6 +19,7 @@ use crate::store::Store;
 mod dead;
 mod doctor;
 mod error;
+mod failed;
 mod inbox;
 mod lease;
 mod migrate;

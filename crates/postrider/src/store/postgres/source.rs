@@ -19,11 +19,11 @@ use tokio::sync::Mutex;
 
 use super::PostgresStore;
 use super::error::db;
-use super::row;
 use super::wake::Wake;
+use super::{failed, row};
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
-use crate::source::{Opened, Page, ParkedRow, Position, Row, Settlement, Source};
+use crate::source::{Opened, Page, ParkedRow, ParkedState, Position, Row, Settlement, Source};
 
 /// The event's columns, as `row::event` reads them.
 macro_rules! columns {
@@ -232,12 +232,7 @@ impl LogSource {
         }
         self.park(&mut tx, settlement).await?;
         if !settlement.published.is_empty() {
-            sqlx::query("DELETE FROM postrider.parked WHERE destination = $1 AND id = ANY ($2)")
-                .bind(&self.destination)
-                .bind(&settlement.published)
-                .execute(&mut *tx)
-                .await
-                .map_err(db)?;
+            failed::published(&mut tx, &self.destination, &settlement.published).await?;
         }
         tx.commit().await.map_err(db)
     }
@@ -254,6 +249,12 @@ impl LogSource {
             settlement.park.iter().map(|park| park.failure.as_ref().map(|failure| failure.kind.as_str())).collect();
         let failures: Vec<Option<&str>> =
             settlement.park.iter().map(|park| park.failure.as_ref().map(|failure| failure.message.as_str())).collect();
+        let mut dead: Vec<i64> =
+            settlement.park.iter().filter(|park| park.state == ParkedState::Failed).map(|park| park.id).collect();
+        if !dead.is_empty() {
+            let known = failed::known(tx, &self.destination, &dead).await?;
+            dead.retain(|id| !known.contains(id));
+        }
         let written: i64 = sqlx::query(PARK)
             .bind(&self.destination)
             .bind(&ids)
@@ -262,7 +263,7 @@ impl LogSource {
             .bind(delays)
             .bind(kinds)
             .bind(failures)
-            .fetch_one(tx)
+            .fetch_one(&mut *tx)
             .await
             .and_then(|row| row.try_get(0))
             .map_err(db)?;
@@ -272,6 +273,9 @@ impl LogSource {
                 Kind::Corrupt,
                 format!("{} events to park, {written} found in the outbox", ids.len()),
             ));
+        }
+        if !dead.is_empty() {
+            failed::bury(tx, &self.destination, &dead).await?;
         }
         Ok(())
     }

@@ -118,9 +118,12 @@ const DELETE_QUEUE: &str = "DELETE FROM postrider.message WHERE \"offset\" = ANY
        SELECT \"offset\" FROM postrider.message WHERE \"offset\" <= (SELECT min(\"offset\") FROM postrider.cursor) \
          AND appended_at < clock_timestamp() - $1 * interval '1 second' ORDER BY \"offset\" LIMIT $2))";
 
+/// An event that is still parked keeps its dead letter: a person has not decided yet.
 const DELETE_DEAD: &str = "DELETE FROM postrider.dead_letter WHERE id = ANY (ARRAY( \
-       SELECT id FROM postrider.dead_letter WHERE died_at < clock_timestamp() - $1 * interval '1 second' \
-         AND state <> 'replaying' ORDER BY died_at LIMIT $2))";
+       SELECT id FROM postrider.dead_letter d WHERE died_at < clock_timestamp() - $1 * interval '1 second' \
+         AND state <> 'replaying' AND (stage <> 'relay' OR NOT EXISTS (SELECT 1 FROM postrider.parked p \
+           WHERE p.destination = substr(d.consumer, 7) AND p.state = 'failed' AND p.event_id = d.message_id)) \
+       ORDER BY died_at LIMIT $2))";
 
 const DELETE_MEMBERS: &str = "DELETE FROM postrider.lease WHERE ctid = ANY (ARRAY( \
        SELECT ctid FROM postrider.lease WHERE slot = -1 \

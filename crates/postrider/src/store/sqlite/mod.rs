@@ -27,6 +27,7 @@ use crate::source::Source;
 mod dead;
 mod doctor;
 mod error;
+mod failed;
 mod inbox;
 mod lease;
 mod migrate;

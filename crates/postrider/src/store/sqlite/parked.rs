@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashSet};
 use sqlx::{Row as _, SqliteConnection};
 
 use super::lease::millis;
-use super::now_ms;
 use super::row::{self, event_columns};
 use super::source::{SqliteSource, hash};
+use super::{failed, now_ms};
 use crate::source::{Park, ParkedRow, ParkedState};
 
 type Result<T> = std::result::Result<T, sqlx::Error>;
@@ -46,6 +46,12 @@ pub(super) async fn park(connection: &mut SqliteConnection, destination: &str, p
     }
     if latest.is_empty() {
         return Ok(());
+    }
+    let mut dead: Vec<i64> =
+        latest.values().filter(|park| park.state == ParkedState::Failed).map(|park| park.id).collect();
+    if !dead.is_empty() {
+        let known = failed::known(connection, destination, &dead).await?;
+        dead.retain(|id| !known.contains(id));
     }
     let ids = serde_json::to_string(&latest.keys().collect::<Vec<_>>()).unwrap_or_default();
     let rows = sqlx::query("SELECT id, key FROM outbox WHERE id IN (SELECT value FROM json_each(?))")
@@ -97,7 +103,7 @@ pub(super) async fn park(connection: &mut SqliteConnection, destination: &str, p
         sqlx::query("SELECT count(*) FROM parked WHERE destination = ? AND id IN (SELECT value FROM json_each(?))")
             .bind(destination)
             .bind(&ids)
-            .fetch_one(connection)
+            .fetch_one(&mut *connection)
             .await?
             .try_get(0)?;
     if kept as usize != latest.len() {
@@ -107,6 +113,9 @@ pub(super) async fn park(connection: &mut SqliteConnection, destination: &str, p
             missing = latest.len() - kept as usize,
             "events to be parked are gone from the outbox"
         );
+    }
+    if !dead.is_empty() {
+        failed::bury(connection, destination, &dead).await?;
     }
     Ok(())
 }
@@ -130,17 +139,20 @@ fn entry(park: &Park, hash: Option<u32>) -> serde_json::Value {
     })
 }
 
-/// Removes what was published.
+/// Removes what was published, with its dead letters.
 pub(super) async fn remove(connection: &mut SqliteConnection, destination: &str, ids: &[i64]) -> Result<()> {
     if ids.is_empty() {
         return Ok(());
     }
-    sqlx::query("DELETE FROM parked WHERE destination = ? AND id IN (SELECT value FROM json_each(?))")
-        .bind(destination)
-        .bind(serde_json::to_string(ids).unwrap_or_default())
-        .execute(connection)
-        .await?;
-    Ok(())
+    let rows = sqlx::query(
+        "DELETE FROM parked WHERE destination = ? AND id IN (SELECT value FROM json_each(?)) RETURNING event_id",
+    )
+    .bind(destination)
+    .bind(serde_json::to_string(ids).unwrap_or_default())
+    .fetch_all(&mut *connection)
+    .await?;
+    let events = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>>>()?;
+    failed::published(connection, destination, &events).await
 }
 
 /// The oldest row of each key of the lane, if it may be tried now, oldest first. Walks from key to key in the index, so

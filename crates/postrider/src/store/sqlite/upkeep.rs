@@ -50,8 +50,13 @@ impl Upkeep for SqliteStore {
         let (cutoff, _) = self.cutoff(retention.dead).await.map_err(self.failed(DOING))?;
         report.dead_deleted = self
             .delete(
+                // An event that is still parked keeps its dead letter: a person has not decided yet.
                 "DELETE FROM dead_letter WHERE id IN
-                        (SELECT id FROM dead_letter WHERE died_at <= ? AND state <> 'replaying' ORDER BY died_at LIMIT ?)",
+                        (SELECT id FROM dead_letter d WHERE died_at <= ? AND state <> 'replaying'
+                            AND (stage <> 'relay' OR NOT EXISTS (SELECT 1 FROM parked p
+                                  WHERE p.destination = substr(d.consumer, 7) AND p.state = 'failed'
+                                    AND p.event_id = d.message_id))
+                          ORDER BY died_at LIMIT ?)",
                 cutoff,
             )
             .await?;
