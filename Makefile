@@ -16,15 +16,16 @@ setup: ## Install what tests need and this machine lacks (Debian, Ubuntu: as roo
 build: ## Build the release binary, target/release/postrider
 	cargo build --release
 
-test: setup ## Run all tests, on a PostgreSQL and a RabbitMQ started for them
-	cargo build --workspace --all-targets
-	$(TARGET)/debug/testbed run -- cargo nextest run --workspace
-	cargo test --quiet --workspace --doc
+test: setup ## Run all tests, on a PostgreSQL, a RabbitMQ and a Redis started for them
+	cargo build --workspace --all-targets --all-features
+	$(TARGET)/debug/testbed run -- cargo nextest run --workspace --all-features
+	cargo test --quiet --workspace --all-features --doc
 
 lint: ## Formatting, clippy and documentation, warnings denied
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --quiet
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
+	cargo clippy --package postrider-server -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --all-features --no-deps --quiet
 
 deny: ## Licences, banned crates and sources of the dependencies
 	@scripts/setup.sh deny

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests need and this machine lacks: PostgreSQL, RabbitMQ, cargo-nextest; with the argument `deny`
-# cargo-deny instead, which is compiled from source in three to four minutes. Says nothing when nothing is missing.
+# Installs what the tests need and this machine lacks: PostgreSQL, RabbitMQ, Redis, cargo-nextest; with the argument
+# `deny` cargo-deny instead, which is compiled from source in three to four minutes. Says nothing when nothing is missing.
 set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -16,6 +16,10 @@ has_rabbitmq() {
         [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmq-server >/dev/null
 }
 
+has_redis() {
+    [ -n "${POSTRIDER_TEST_REDIS:-}" ] || [ -n "${POSTRIDER_TEST_REDIS_BIN:-}" ] || command -v redis-server >/dev/null
+}
+
 # A C compiler for SQLite and the cryptography of TLS, and the linker.
 has_compiler() { command -v cc >/dev/null; }
 
@@ -25,12 +29,14 @@ explain() {
 Install them by hand:
   PostgreSQL 14 or newer   initdb and postgres on the path, or POSTRIDER_TEST_PG_BIN=<folder of both>
   RabbitMQ 3.10 or newer   rabbitmq-server, rabbitmqctl and epmd on the path, or POSTRIDER_TEST_RABBITMQ_BIN=<folder>
+  Redis 6 or newer         redis-server on the path, or POSTRIDER_TEST_REDIS_BIN=<folder>
   a C compiler             cc
-(Debian or Ubuntu: sudo apt-get install postgresql rabbitmq-server build-essential)
+(Debian or Ubuntu: sudo apt-get install postgresql rabbitmq-server redis-server build-essential)
 or use servers that run already:
   POSTRIDER_TEST_POSTGRES=postgres://user:password@host:5432/postgres      a user who may create databases
   POSTRIDER_TEST_RABBITMQ=amqp://user:password@host:5672/%2f               with the management plugin
   POSTRIDER_TEST_RABBITMQ_API=http://user:password@host:15672              where that is, if elsewhere
+  POSTRIDER_TEST_REDIS=redis://user:password@host:6379/0                   with appendonly and noeviction
 Tests that kill servers start their own, so they need the programs in any case.
 TEXT
     exit 1
@@ -87,6 +93,7 @@ fi
 packages=()
 has_postgres || packages+=(postgresql)
 has_rabbitmq || packages+=(rabbitmq-server)
+has_redis || packages+=(redis-server)
 has_compiler || packages+=(build-essential)
 [ ${#packages[@]} = 0 ] || install_packages "${packages[@]}"
 cargo nextest --version >/dev/null 2>&1 || install_nextest

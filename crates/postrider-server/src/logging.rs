@@ -13,7 +13,7 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -50,12 +50,16 @@ pub fn init_quiet() {
     let _ = init(&LogConfig { format: LogFormat::Pretty, level: LevelFilter::WARN, service: "postrider".to_owned() });
 }
 
-fn filter(level: LevelFilter) -> (EnvFilter, Option<String>) {
+/// Targets and levels, as `RUST_LOG` has them; filters by the names of spans and fields would need a regex engine.
+fn filter(level: LevelFilter) -> (Targets, Option<String>) {
     // Of the drivers' troubles the library makes errors of its own, with a remedy; told twice they only confuse. And
     // sqlx passes on the server's notices, which may hold values of rows.
-    let default = || EnvFilter::new(format!("{level},lapin=off,sqlx=error"));
+    let default = || {
+        let targets = [("lapin", LevelFilter::OFF), ("sqlx", LevelFilter::ERROR)];
+        Targets::new().with_default(level).with_targets(targets)
+    };
     match std::env::var("RUST_LOG") {
-        Ok(directives) if !directives.trim().is_empty() => match EnvFilter::try_new(&directives) {
+        Ok(directives) if !directives.trim().is_empty() => match directives.parse::<Targets>() {
             Ok(filter) => (filter, None),
             Err(error) => (default(), Some(format!("RUST_LOG is ignored: {error}"))),
         },
@@ -221,7 +225,8 @@ mod tests {
     fn lines_have_the_schema() {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let layer = Collect(Json { service: "shop".to_owned() }, lines.clone());
-        let subscriber = tracing_subscriber::registry().with(EnvFilter::new("info")).with(layer);
+        let subscriber =
+            tracing_subscriber::registry().with(Targets::new().with_default(LevelFilter::INFO)).with(layer);
         tracing::subscriber::with_default(subscriber, || {
             // sqlx asks like this before each statement; the next event must not suffer for the answer.
             assert!(!tracing::enabled!(tracing::Level::DEBUG));

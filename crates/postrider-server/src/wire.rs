@@ -5,6 +5,7 @@ use std::sync::Arc;
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::broker::rabbitmq::{self, RabbitMq, RabbitMqSettings};
+use postrider::doctor::Finding;
 use postrider::handler::RemoteHandler;
 use postrider::http::{HttpClient, HttpSettings, Webhook};
 use postrider::lease::{LeaseTimes, Leases};
@@ -15,7 +16,7 @@ use postrider::store::postgres::{self, PostgresStore};
 use postrider::store::sqlite::{self, SqliteStore};
 use postrider::{Error, Kind, Relay, RelaySettings, Result};
 
-use crate::config::{BrokerUrl, Config, ConsumerConfig, DESTINATION, QueueType, StoreUrl};
+use crate::config::{BrokerUrl, Config, ConsumerConfig, DESTINATION, QueueType, Secret, StoreUrl};
 
 /// Opens the store; a SQLite file that does not exist is created.
 pub async fn create_store(config: &Config) -> Result<Arc<dyn Store>> {
@@ -83,6 +84,22 @@ pub fn server(config: &Config) -> Result<Option<Arc<dyn Broker>>> {
     };
     let broker = RabbitMq::new(settings).map_err(|error| error.context("broker.url"))?;
     Ok(Some(Arc::new(broker)))
+}
+
+/// What is wrong with the Redis that consumers remember in, if one is configured.
+#[cfg(feature = "redis")]
+pub async fn inspect_redis(url: &Secret) -> Result<Vec<Finding>> {
+    use postrider::idempotency::{RedisIdempotency, RedisSettings};
+    let redis = RedisIdempotency::new(RedisSettings::new(url.expose())).map_err(|error| error.context("redis.url"))?;
+    redis.inspect().await
+}
+
+/// This build cannot say.
+#[cfg(not(feature = "redis"))]
+pub async fn inspect_redis(url: &Secret) -> Result<Vec<Finding>> {
+    let _ = url;
+    Err(Error::new(Kind::Config, "redis.url is set, but this postrider was built without Redis")
+        .with_remedy("build it with `cargo build --release --features redis`"))
 }
 
 /// The relay to the one destination.

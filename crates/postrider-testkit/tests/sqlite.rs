@@ -61,6 +61,20 @@ suite!(
     ]
 );
 suite!(
+    newest,
+    SqliteBed::new().await,
+    [
+        every_order_of_arrival_ends_with_the_newest,
+        a_late_update_after_a_delete_is_refused,
+        each_consumer_and_entity_has_its_own_newest,
+        without_a_version_on_both_sides_the_timestamp_decides,
+        a_rollback_forgets_the_decision,
+        of_many_at_once_one_is_first,
+        an_id_too_long_is_refused,
+        upkeep_removes_old_tombstones_alone,
+    ]
+);
+suite!(
     relay,
     SqliteBed::new().await,
     [

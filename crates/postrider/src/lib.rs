@@ -11,11 +11,13 @@
 //! 6. [`inbox`]: admits each event once, in the transaction of its effect.
 //! 7. [`handler`]: applies it.
 //!
-//! What is given up on the way lies at the desk of [`dead`].
+//! What is given up on the way lies at the desk of [`dead`]. A handler that copies entities can ask [`newest`] whether a
+//! change is newer than what it has.
 //!
 //! Beside the way stand [`store`] (PostgreSQL, SQLite), [`lease`] (who does what, fenced) and [`upkeep`] (partitions,
 //! retention, backlog). [`migrate`] and [`doctor`] are for the people who run it. With the feature `http` there is
-//! `http`, a client for services that have no queue: retries, breaker, fallback.
+//! `http`, a client for services that have no queue: retries, breaker, fallback. With the feature `redis` there is
+//! `idempotency`, for effects that no SQL transaction holds.
 //!
 //! ```no_run
 //! # #[cfg(feature = "postgres")]
@@ -42,6 +44,7 @@ pub mod relay;
 pub mod broker;
 pub mod inbox;
 pub mod handler;
+pub mod newest;
 pub mod dead;
 pub mod lease;
 pub mod upkeep;
@@ -51,6 +54,8 @@ pub mod metrics;
 pub mod store;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "redis")]
+pub mod idempotency;
 mod task;
 
 pub use error::{Error, Kind, Result, Retry};

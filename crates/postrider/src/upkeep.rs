@@ -20,6 +20,14 @@ pub struct Retention {
     pub dead: Duration,
 }
 
+impl Retention {
+    /// Tombstones of [`crate::newest`]. A change may come late by as much as the inbox remembers, and then lie among the
+    /// dead letters; a tombstone must be there when it is replayed.
+    pub fn tombstones(&self) -> Duration {
+        self.inbox.saturating_add(self.dead)
+    }
+}
+
 impl Default for Retention {
     fn default() -> Self {
         const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -42,6 +50,8 @@ pub struct UpkeepReport {
     pub queue_deleted: u64,
     /// Dead letters deleted.
     pub dead_deleted: u64,
+    /// Tombstones of deleted entities deleted.
+    pub tombstones_deleted: u64,
 }
 
 /// The state of one outbox, from indexes and positions; never found by counting all rows.

@@ -35,6 +35,7 @@ pub async fn run(args: DoctorArgs, path: Option<PathBuf>) -> Result<ExitCode> {
         Ok(config) => {
             findings.extend(check_config(&config));
             check_servers(&config, &mut findings).await;
+            check_redis(&config, &mut findings).await;
         }
         // The mistakes show their places better than a table could.
         Err(problems) if !args.json => return Err(problems.into()),
@@ -105,6 +106,14 @@ async fn check_store(config: &Config, findings: &mut Vec<Finding>) -> Option<Arc
         Err(error) => findings.push(with_causes("store.settings", &error)),
     }
     Some(store)
+}
+
+async fn check_redis(config: &Config, findings: &mut Vec<Finding>) {
+    let Some(url) = &config.redis else { return };
+    match wire::inspect_redis(url).await {
+        Ok(found) => findings.extend(found),
+        Err(error) => findings.push(with_causes("redis", &error)),
+    }
 }
 
 /// The finding of an error, with what led to it: the operator has no log to look at here.

@@ -41,6 +41,8 @@ pub struct Config {
     pub breaker: BreakerConfig,
     /// `[retention]`
     pub retention: Retention,
+    /// `[redis]`: its address, if there is one.
+    pub redis: Option<Secret>,
     /// `[http]`
     pub http: HttpConfig,
     /// `[log]`

@@ -28,6 +28,11 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
     let relay = relay(settings);
     let breaker = breaker(settings);
     let retention = retention(settings);
+    let redis = settings.parsed("redis.url", |url| match url {
+        "" => Ok(None),
+        url if url.starts_with("redis://") || url.starts_with("rediss://") => Ok(Some(Secret::new(url))),
+        _ => Err("must be empty, or begin with \"redis://\" or \"rediss://\""),
+    });
     let listen = settings.parsed("http.listen", |text| {
         text.parse().map_err(|_| "must be an address and a port, such as \"127.0.0.1:7070\" or \"[::1]:7070\"")
     });
@@ -40,6 +45,7 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
         relay,
         breaker,
         retention,
+        redis: redis?,
         http: HttpConfig { listen: listen? },
         log: log?,
         consumers,
@@ -284,6 +290,14 @@ mod tests {
         assert_says("[breaker]\ncalls_min = 20\n", &["breaker.calls_min is above breaker.window"]);
         assert_says("[relay]\nbackoff_base_ms = 600000\n", &["relay.backoff_max_ms is below"]);
         assert!(from("[breaker]\nratio = 1\n").is_ok(), "a whole number is a number");
+    }
+
+    #[test]
+    fn redis_is_used_when_it_has_an_address() {
+        assert!(from("").expect("defaults").redis.is_none());
+        let config = from("[redis]\nurl = \"rediss://shop:s3cret@redis.example/1\"\n").expect("valid");
+        assert_eq!(config.redis.map(|url| url.to_string()).as_deref(), Some("rediss://shop:***@redis.example/1"));
+        assert_says("[redis]\nurl = \"localhost:6379\"\n", &["redis.url must be empty, or begin with"]);
     }
 
     #[test]

@@ -33,6 +33,8 @@ impl Duty for UpkeepDuty {
                 outbox_deleted = report.outbox_deleted,
                 inbox_deleted = report.inbox_deleted,
                 queue_deleted = report.queue_deleted,
+                dead_deleted = report.dead_deleted,
+                tombstones_deleted = report.tombstones_deleted,
                 "upkeep done"
             ),
             Err(error) => tracing::warn!(error_type = error.kind().as_str(), %error, causes = ?error.causes(),

@@ -119,6 +119,19 @@ fn doctor_reports_everything_with_a_severity() {
 }
 
 #[test]
+fn doctor_finds_that_redis_is_away() {
+    let place = Place::migrated();
+    // Nobody listens on port 1.
+    let ran = place.run_with(&["doctor", "--json"], &[("POSTRIDER__REDIS__URL", "redis://shop:s3cret@127.0.0.1:1/0")]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(!ran.stdout.contains("s3cret") && !ran.stderr.contains("s3cret"));
+    let findings: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let finding = findings.as_array().unwrap().iter().find(|finding| finding["check"] == "redis").unwrap();
+    assert_eq!(finding["severity"], "error");
+    assert!(finding["message"].as_str().unwrap().contains("redis://127.0.0.1:1/0 cannot be reached"), "{finding}");
+}
+
+#[test]
 fn doctor_warns_of_an_open_port() {
     let place = Place::migrated();
     let findings = place.run_with(&["doctor", "--json"], &[("POSTRIDER__HTTP__LISTEN", "0.0.0.0:7070")]).json();

@@ -7,7 +7,6 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use postrider_testkit::crash::{self, ConsumeOptions, Options};
 use postrider_testkit::testbed::{Result, clean_up};
-use tracing_subscriber::EnvFilter;
 
 /// Runs producers, relays and consumers on a private PostgreSQL and RabbitMQ, kills all of them at random, and checks
 /// the history. Exits with 0 only when it is clean.
@@ -119,9 +118,11 @@ async fn show(options: Options) -> Result<bool> {
 }
 
 fn log() {
-    // lapin logs returned messages with their body there.
-    let filter = EnvFilter::new("info");
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::level_filters::LevelFilter::INFO)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
 }
 
 impl RunArgs {

@@ -1,20 +1,20 @@
-//! `testbed run -- <command>`: runs a command with a PostgreSQL and a RabbitMQ that exist only for it.
+//! `testbed run -- <command>`: runs a command with a PostgreSQL, a RabbitMQ and a Redis that exist only for it.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use postrider_testkit::testbed::{
-    self, POSTGRES_VAR, Postgres, RABBITMQ_API_VAR, RABBITMQ_VAR, RabbitMq, Result, Signal, clean_up,
+    self, POSTGRES_VAR, Postgres, RABBITMQ_API_VAR, RABBITMQ_VAR, REDIS_VAR, RabbitMq, Redis, Result, Signal, clean_up,
 };
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 const USAGE: &str = "usage: testbed run -- <command> [argument]...
 
-Starts a PostgreSQL (without fsync) and a RabbitMQ on free loopback ports, runs the command with
-POSTRIDER_TEST_POSTGRES, POSTRIDER_TEST_RABBITMQ and POSTRIDER_TEST_RABBITMQ_API set, ends and
-removes the servers, and exits as the command did. A server whose variable is set already is used
-as it is.";
+Starts a PostgreSQL (without fsync), a RabbitMQ and a Redis on free loopback ports, runs the command
+with POSTRIDER_TEST_POSTGRES, POSTRIDER_TEST_RABBITMQ, POSTRIDER_TEST_RABBITMQ_API and
+POSTRIDER_TEST_REDIS set, ends and removes the servers, and exits as the command did. A server whose
+variable is set already is used as it is.";
 
 /// After Ctrl-C the terminal has told the command too, and it may take its time. cargo-nextest gives tests 10 s.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(15);
@@ -64,11 +64,11 @@ async fn run(mut command: Command) -> Result<u8> {
         }
     };
 
-    let (postgres, rabbitmq) = tokio::select! {
+    let (postgres, rabbitmq, redis) = tokio::select! {
         servers = start() => servers?,
         signal = stopped() => return Ok(code_of(signal)),
     };
-    command.env(POSTGRES_VAR, postgres.url()).env(RABBITMQ_VAR, rabbitmq.url());
+    command.env(POSTGRES_VAR, postgres.url()).env(RABBITMQ_VAR, rabbitmq.url()).env(REDIS_VAR, redis.url());
     if !rabbitmq.api_url().is_empty() {
         command.env(RABBITMQ_API_VAR, rabbitmq.api_url());
     }
@@ -86,7 +86,7 @@ async fn run(mut command: Command) -> Result<u8> {
     }
 }
 
-async fn start() -> Result<(Postgres, RabbitMq)> {
+async fn start() -> Result<(Postgres, RabbitMq, Redis)> {
     let started = Instant::now();
     let postgres = async {
         match Postgres::from_env() {
@@ -94,7 +94,7 @@ async fn start() -> Result<(Postgres, RabbitMq)> {
             None => Postgres::fast().await,
         }
     };
-    let servers = tokio::try_join!(postgres, RabbitMq::start())?;
+    let servers = tokio::try_join!(postgres, RabbitMq::start(), Redis::start())?;
     eprintln!("testbed: servers ready after {:.1} s", started.elapsed().as_secs_f64());
     Ok(servers)
 }

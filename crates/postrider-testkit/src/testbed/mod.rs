@@ -2,11 +2,11 @@
 //!
 //! Two ways to a server:
 //!
-//! - [`postgres()`] and [`rabbitmq()`] give the shared servers of a test run. cargo-nextest runs every test in a process
+//! - [`postgres()`], [`rabbitmq()`] and [`redis()`] give the shared servers of a test run. cargo-nextest runs every test in a process
 //!   of its own, so the servers are started once, by `testbed run -- <command>` (that is what `make test` does), and
 //!   reach the tests through environment variables. A test takes a fresh database or virtual host of its own.
-//! - [`Postgres::start_private`] and [`RabbitMq::start_private`] start a server that only the caller knows, to be
-//!   killed, stopped and restarted.
+//! - [`Postgres::start_private`], [`RabbitMq::start_private`] and [`Redis::start_private`] start a server that only the
+//!   caller knows, to be killed, stopped and restarted.
 //!
 //! Nothing outlives the process that started it, whatever ends that process: see `guard.rs`.
 
@@ -17,6 +17,7 @@ mod postgres;
 mod process;
 mod proxy;
 mod rabbitmq;
+mod redis;
 mod url;
 
 pub use guard::clean_up;
@@ -25,6 +26,7 @@ pub use postgres::{Postgres, PostgresOptions};
 pub use process::{Process, Signal, children, cpu, is_running, rss_bytes, signal, tree_cpu};
 pub use proxy::TcpProxy;
 pub use rabbitmq::RabbitMq;
+pub use redis::Redis;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -45,6 +47,9 @@ pub const RABBITMQ_VAR: &str = "POSTRIDER_TEST_RABBITMQ";
 /// The `http://user:password@host:port` address of that broker's management API, which makes virtual hosts.
 /// When it is absent, port 15672 on the broker's host is tried.
 pub const RABBITMQ_API_VAR: &str = "POSTRIDER_TEST_RABBITMQ_API";
+
+/// A `redis://` address of an existing server to use instead of a private one.
+pub const REDIS_VAR: &str = "POSTRIDER_TEST_REDIS";
 
 /// How long a server may take until it serves. RabbitMQ needs 5 to 10 s on two busy cores.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -75,6 +80,17 @@ pub async fn rabbitmq() -> RabbitMq {
         Some(Ok(broker)) => broker,
         Some(Err(error)) => panic!("{RABBITMQ_VAR}: {error}"),
         None => panic!("{}", how_to_run(RABBITMQ_VAR, "a RabbitMQ broker")),
+    }
+}
+
+/// The shared Redis of this test run.
+///
+/// # Panics
+/// When there is none.
+pub async fn redis() -> Redis {
+    match Redis::from_env() {
+        Some(server) => server,
+        None => panic!("{}", how_to_run(REDIS_VAR, "a Redis server")),
     }
 }
 

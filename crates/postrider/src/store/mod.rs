@@ -1,7 +1,7 @@
 //! Stores: outbox, inbox, leases and the embedded broker's log, in a database.
 //!
 //! Both folders have the same files: `migrations/`, `migrate.rs`, `lease.rs`, `outbox.rs`, `source.rs`, `queue.rs`,
-//! `inbox.rs`, `retries.rs`, `failed.rs`, `dead.rs`, `upkeep.rs`, `doctor.rs`, `error.rs`. All SQL is here.
+//! `inbox.rs`, `newest.rs`, `retries.rs`, `failed.rs`, `dead.rs`, `upkeep.rs`, `doctor.rs`, `error.rs`. All SQL is here.
 
 use std::sync::Arc;
 

@@ -95,7 +95,7 @@ fn long_transaction(secs: i64) -> Finding {
 }
 
 async fn rights(pool: &PgPool) -> Result<Vec<Finding>> {
-    let tables = ["outbox", "parked", "lane", "lease", "inbox", "message", "cursor", "dead_letter"];
+    let tables = ["outbox", "parked", "lane", "lease", "inbox", "newest", "message", "cursor", "dead_letter"];
     let mut findings = Vec::new();
     for table in tables {
         let row = sqlx::query(

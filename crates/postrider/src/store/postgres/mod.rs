@@ -23,6 +23,7 @@ mod failed;
 mod inbox;
 mod lease;
 mod migrate;
+mod newest;
 mod outbox;
 mod queue;
 mod retries;

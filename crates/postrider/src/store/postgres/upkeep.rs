@@ -37,6 +37,7 @@ impl Upkeep for PostgresStore {
             report.inbox_deleted = self.delete(DELETE_INBOX, retention.inbox).await?;
             report.queue_deleted = self.delete(DELETE_QUEUE, retention.queue).await?;
             report.dead_deleted = self.delete(DELETE_DEAD, retention.dead).await?;
+            report.tombstones_deleted = self.delete(DELETE_TOMBSTONES, retention.tombstones()).await?;
             self.delete(DELETE_MEMBERS, Duration::from_secs(3600)).await?;
         }
         guard.commit().await.map_err(db)?;
@@ -124,6 +125,12 @@ const DELETE_DEAD: &str = "DELETE FROM postrider.dead_letter WHERE id = ANY (ARR
          AND state <> 'replaying' AND (stage <> 'relay' OR NOT EXISTS (SELECT 1 FROM postrider.parked p \
            WHERE p.destination = substr(d.consumer, 7) AND p.state = 'failed' AND p.event_id = d.message_id)) \
        ORDER BY died_at LIMIT $2))";
+
+/// The conditions stand outside too, because an entity may be made anew, or deleted anew, while we look.
+const DELETE_TOMBSTONES: &str = "DELETE FROM postrider.newest WHERE ctid = ANY (ARRAY( \
+       SELECT ctid FROM postrider.newest WHERE is_deleted \
+         AND admitted_at < clock_timestamp() - $1 * interval '1 second' LIMIT $2)) \
+     AND is_deleted AND admitted_at < clock_timestamp() - $1 * interval '1 second'";
 
 const DELETE_MEMBERS: &str = "DELETE FROM postrider.lease WHERE ctid = ANY (ARRAY( \
        SELECT ctid FROM postrider.lease WHERE slot = -1 \

@@ -31,6 +31,7 @@ mod failed;
 mod inbox;
 mod lease;
 mod migrate;
+mod newest;
 mod outbox;
 mod parked;
 mod queue;

@@ -60,6 +60,15 @@ impl Upkeep for SqliteStore {
                 cutoff,
             )
             .await?;
+        let (cutoff, _) = self.cutoff(retention.tombstones()).await.map_err(self.failed(DOING))?;
+        report.tombstones_deleted = self
+            .delete(
+                "DELETE FROM newest WHERE (consumer, entity, id) IN
+                        (SELECT consumer, entity, id FROM newest WHERE is_deleted AND admitted_at <= ?
+                         ORDER BY admitted_at LIMIT ?)",
+                cutoff,
+            )
+            .await?;
         Ok(report)
     }
 

@@ -26,3 +26,19 @@ UNION ALL
 SELECT p.id, p.event_id, p.destination, p.topic, p.key, p.type, p.created_at, p.state, p.attempts, p.next_at, p.failure
 FROM postrider.parked p
 WHERE NOT EXISTS (SELECT 1 FROM postrider.outbox o WHERE o.id = p.id);
+
+-- The newest change that a consumer has applied of each entity. A deleted one stays as a tombstone until no late message
+-- can come any more.
+CREATE TABLE postrider.newest (
+    consumer    text        NOT NULL,
+    entity      text        NOT NULL,
+    id          text        NOT NULL,
+    version     bigint,
+    -- The producer's clock.
+    at          timestamptz NOT NULL,
+    is_deleted  boolean     NOT NULL,
+    -- Ours: what retention counts from.
+    admitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (consumer, entity, id)
+);
+CREATE INDEX newest_tombstone ON postrider.newest (admitted_at) WHERE is_deleted;

@@ -26,3 +26,19 @@ SELECT p.id, p.event_id, p.topic, p.key, p.type, p.created_at, p.destination, p.
        p.failure_kind || ': ' || p.failure_message
   FROM parked p
  WHERE NOT EXISTS (SELECT 1 FROM outbox o WHERE o.id = p.id);
+
+-- The newest change that a consumer has applied of each entity. A deleted one stays as a tombstone until no late message
+-- can come any more.
+CREATE TABLE newest (
+    consumer    TEXT NOT NULL,
+    entity      TEXT NOT NULL,
+    id          TEXT NOT NULL,
+    version     INTEGER,
+    -- The producer's clock.
+    at          TEXT NOT NULL,
+    is_deleted  INTEGER NOT NULL,
+    -- Ours: what retention counts from.
+    admitted_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%f', 'now') || '000Z'),
+    PRIMARY KEY (consumer, entity, id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX newest_tombstone ON newest (admitted_at) WHERE is_deleted;
