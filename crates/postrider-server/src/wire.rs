@@ -5,6 +5,8 @@ use std::sync::Arc;
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::broker::rabbitmq::{self, RabbitMq, RabbitMqSettings};
+use postrider::claim::s3::{S3, S3Settings};
+use postrider::claim::{ClaimCheck, Claims, Folder, Objects};
 use postrider::doctor::Finding;
 use postrider::handler::RemoteHandler;
 use postrider::http::{HttpClient, HttpSettings, Webhook};
@@ -16,7 +18,9 @@ use postrider::store::postgres::{self, PostgresStore};
 use postrider::store::sqlite::{self, SqliteStore};
 use postrider::{Error, Kind, Relay, RelaySettings, Result};
 
-use crate::config::{BrokerUrl, Config, ConsumerConfig, DESTINATION, QueueType, Secret, StoreUrl};
+use crate::config::{
+    BrokerUrl, ClaimConfig, ClaimUrl, Config, ConsumerConfig, DESTINATION, QueueType, Secret, StoreUrl,
+};
 
 /// Opens the store; a SQLite file that does not exist is created.
 pub async fn create_store(config: &Config) -> Result<Arc<dyn Store>> {
@@ -60,12 +64,40 @@ pub fn schema(config: &Config) -> &'static Schema {
     }
 }
 
-/// The broker. Connects when it is first needed.
+/// The broker, behind the claim check if that is on. Connects when it is first needed.
 pub fn broker(config: &Config, store: &Arc<dyn Store>) -> Result<Arc<dyn Broker>> {
-    match server(config)? {
-        Some(broker) => Ok(broker),
-        None => Ok(Arc::new(Embedded::new(store.clone()).payload_bytes_max(config.broker.payload_bytes_max))),
-    }
+    let broker = match server(config)? {
+        Some(broker) => broker,
+        None => Arc::new(Embedded::new(store.clone()).payload_bytes_max(config.broker.payload_bytes_max)),
+    };
+    Ok(match (claims(config)?, &config.claim_check) {
+        (Some(claims), Some(claim_check)) => {
+            Arc::new(ClaimCheck::new(broker, claims).above_bytes(claim_check.above_bytes))
+        }
+        _ => broker,
+    })
+}
+
+/// Where large payloads are, if the claim check is on.
+pub fn claims(config: &Config) -> Result<Option<Arc<Claims>>> {
+    let Some(claim_check) = &config.claim_check else { return Ok(None) };
+    let (objects, prefix): (Arc<dyn Objects>, &str) = match &claim_check.url {
+        ClaimUrl::Folder(path) => (Arc::new(Folder::new(path)), ""),
+        ClaimUrl::S3 { bucket, prefix } => (bucket_of(claim_check, bucket)?, prefix),
+    };
+    let claims = Claims::new(objects).prefix(prefix).map_err(|error| error.context("claim_check.url"))?;
+    Ok(Some(Arc::new(claims)))
+}
+
+fn bucket_of(claim_check: &ClaimConfig, bucket: &str) -> Result<Arc<dyn Objects>> {
+    let s3 = S3::new(S3Settings {
+        bucket: bucket.to_owned(),
+        endpoint: claim_check.endpoint.clone(),
+        region: claim_check.region.clone(),
+        access_key: claim_check.access_key.expose().to_owned(),
+        secret_key: claim_check.secret_key.expose().to_owned(),
+    });
+    Ok(Arc::new(s3.map_err(|error| error.context("claim_check"))?))
 }
 
 /// The broker if it is a server of its own; the embedded one needs the store.
@@ -122,10 +154,10 @@ pub fn webhook(config: &Config, consumer: &ConsumerConfig) -> Result<Arc<dyn Rem
     let make = || {
         let mut webhook = Webhook::new(HttpClient::new(settings)?, consumer.url.expose())?;
         if let Some(authorization) = &consumer.authorization {
-            webhook = webhook.authorization(&authorization.0)?;
+            webhook = webhook.authorization(authorization.expose())?;
         }
         for secret in &consumer.secrets {
-            webhook = webhook.secret(&secret.0)?;
+            webhook = webhook.secret(secret.expose())?;
         }
         Ok(webhook)
     };

@@ -12,7 +12,8 @@
 //! 7. [`handler`]: applies it.
 //!
 //! What is given up on the way lies at the desk of [`dead`]. A handler that copies entities can ask [`newest`] whether a
-//! change is newer than what it has.
+//! change is newer than what it has. Payloads too large for a broker take
+//! another way, see [`claim`].
 //!
 //! Beside the way stand [`store`] (PostgreSQL, SQLite), [`lease`] (who does what, fenced) and [`upkeep`] (partitions,
 //! retention, backlog). [`migrate`] and [`doctor`] are for the people who run it. With the feature `http` there is
@@ -42,6 +43,7 @@ pub mod outbox;
 pub mod source;
 pub mod relay;
 pub mod broker;
+pub mod claim;
 pub mod inbox;
 pub mod handler;
 pub mod newest;

@@ -15,6 +15,8 @@ pub fn describe() {
     describe_counter!("postrider_published_total", "Events confirmed by the broker");
     describe_counter!("postrider_publish_failed_total", "Publish attempts that failed, by error kind");
     describe_counter!("postrider_parked_total", "Failed attempts that set an event aside, by the state it got");
+    describe_counter!("postrider_claims_stored_total", "Large payloads stored before their events were published");
+    describe_counter!("postrider_claims_fetched_total", "Large payloads fetched for a handler, by consumer");
     describe_gauge!("postrider_breaker_open", "1 while publishing to the destination is stopped");
     describe_gauge!("postrider_lanes_held", "Lanes that this instance works on");
     describe_gauge!("postrider_outbox_pending", "Committed events that are not published yet (counted up to 10,000)");
@@ -46,6 +48,14 @@ pub(crate) fn publish_failed(destination: &str, kind: Kind, count: u64) {
 
 pub(crate) fn parked(destination: &str, state: &'static str) {
     counter!("postrider_parked_total", "destination" => destination.to_owned(), "state" => state).increment(1);
+}
+
+pub(crate) fn claim_stored() {
+    counter!("postrider_claims_stored_total").increment(1);
+}
+
+pub(crate) fn claim_fetched(consumer: &str) {
+    counter!("postrider_claims_fetched_total", "consumer" => consumer.to_owned()).increment(1);
 }
 
 pub(crate) fn breaker(destination: &str, is_open: bool) {

@@ -35,6 +35,14 @@ impl Default for Retention {
     }
 }
 
+impl Retention {
+    /// How long stored payloads ([`crate::claim`]) are kept: an event may wait in the outbox, then at a broker for as long as
+    /// the inbox remembers, then as a dead letter.
+    pub fn claims(&self) -> Duration {
+        self.outbox + self.inbox + self.dead
+    }
+}
+
 /// What one upkeep run did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct UpkeepReport {

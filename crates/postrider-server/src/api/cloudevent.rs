@@ -68,7 +68,7 @@ fn put(builder: EventBuilder, name: &str, value: String) -> Result<EventBuilder,
         Some(Attribute::TraceState) => builder.tracestate(value),
         None if name == "topic" => builder,
         // An extension of the producer's own travels on as a header.
-        None => builder.header(name, value),
+        Some(Attribute::DataRef | Attribute::DataSize | Attribute::DataHash) | None => builder.header(name, value),
     })
 }
 

@@ -17,7 +17,8 @@ use crate::wire;
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Changes nothing. Exit code 1 when a check found an error; warnings alone are 0.
+Changes nothing; where large payloads go it stores a small object and deletes it. Exit code 1 when a check found an
+error; warnings alone are 0.
 
 Examples:
   postrider doctor
@@ -36,6 +37,7 @@ pub async fn run(args: DoctorArgs, path: Option<PathBuf>) -> Result<ExitCode> {
             findings.extend(check_config(&config));
             check_servers(&config, &mut findings).await;
             check_redis(&config, &mut findings).await;
+            check_claims(&config, &mut findings).await;
         }
         // The mistakes show their places better than a table could.
         Err(problems) if !args.json => return Err(problems.into()),
@@ -61,6 +63,16 @@ fn check_config(config: &Config) -> Vec<Finding> {
     let mut findings = vec![Finding::ok("config", origin)];
     findings.extend(config.warnings());
     findings
+}
+
+/// Stores, reads and deletes an object where large payloads go.
+async fn check_claims(config: &Config, findings: &mut Vec<Finding>) {
+    let inspected = match wire::claims(config) {
+        Ok(None) => return,
+        Ok(Some(claims)) => claims.inspect().await,
+        Err(error) => Err(error),
+    };
+    findings.push(inspected.unwrap_or_else(|error| with_causes("claim_check", &error)));
 }
 
 async fn check_servers(config: &Config, findings: &mut Vec<Finding>) {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::Args;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use postrider::broker::Broker;
+use postrider::claim::Claims;
 use postrider::doctor::{Finding, Severity};
 use postrider::relay::Backoff;
 use postrider::store::Store;
@@ -25,7 +26,7 @@ use super::failure::{Failure, Result, causes, io};
 use super::signals;
 use crate::api::{self, Health, Replays, Shared};
 use crate::config::{Config, StoreUrl, redact};
-use crate::duty::{self, BacklogDuty, ProbeDuty, UpkeepDuty};
+use crate::duty::{self, BacklogDuty, ClaimsDuty, ProbeDuty, UpkeepDuty};
 use crate::{logging, wire};
 
 /// Waits for a store that cannot be reached at the start.
@@ -106,7 +107,7 @@ fn shared(config: &Config, stop: &CancellationToken) -> Result<Arc<Shared>> {
     if config.relay.enabled {
         health.trouble("relay", "starting", "wait a moment");
     }
-    let payload_bytes_max = config.broker.payload_bytes_max;
+    let payload_bytes_max = config.payload_bytes_max();
     let replays = Replays::new(stop);
     Ok(Arc::new(Shared { health, store: OnceLock::new(), metrics, payload_bytes_max, replays }))
 }
@@ -133,8 +134,13 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     shared.health.clear("store");
     let broker = wire::broker(config, &store)?;
     check_broker(broker.as_ref()).await?;
+    let claims = wire::claims(config)?;
 
     let tasks = TaskTracker::new();
+    if let Some(claims) = &claims {
+        check_claims(claims).await;
+        tasks.spawn(duty::every(ClaimsDuty::new(claims.clone(), config.retention.claims()), stop.clone()));
+    }
     let upkeep = UpkeepDuty::new(store.clone(), config.retention);
     tasks.spawn(duty::every(upkeep, stop.clone()));
     tasks.spawn(duty::every(BacklogDuty::new(store.clone(), config.relay.stale_after), stop.clone()));
@@ -148,7 +154,8 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     for consumer in &config.consumers {
         let name = format!("the consumer {:?}", consumer.spec.name);
         let handler = wire::webhook(config, consumer)?;
-        let consume = store.clone().consume(consumer.spec.clone(), broker.clone(), handler, stop.clone());
+        let consume =
+            store.clone().consume(consumer.spec.clone(), broker.clone(), handler, claims.clone(), stop.clone());
         workers.spawn(async move { (name, consume.await) });
     }
     tracing::info!(store = %config.store, broker = %config.broker.url, lanes = config.relay.lanes,
@@ -295,6 +302,14 @@ async fn check_broker(broker: &dyn Broker) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A storage that cannot be used holds up large events only until it can.
+async fn check_claims(claims: &Claims) {
+    if let Err(error) = claims.inspect().await {
+        tracing::error!(error_type = error.kind().as_str(), %error, causes = ?error.causes(), remedy = error.remedy(),
+            "the claim storage cannot be used; events with large payloads stay in the outbox until it can");
+    }
 }
 
 /// Whether time may mend it: the broker asks publishers to wait.

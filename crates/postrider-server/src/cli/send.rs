@@ -71,7 +71,7 @@ pub struct SendArgs {
 pub async fn run(args: SendArgs, config: Config) -> Result<ExitCode> {
     let is_json = args.json;
     let event = event(args)?;
-    wire::check_weight(&event, config.broker.payload_bytes_max)?;
+    wire::check_weight(&event, config.payload_bytes_max())?;
     let store = wire::open_store(&config).await?;
     store.enqueue(std::slice::from_ref(&event)).await?;
     store.close().await;

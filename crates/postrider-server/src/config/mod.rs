@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use postrider::ConsumerSpec;
 use postrider::doctor::Finding;
+use postrider::event::PAYLOAD_BYTES_MAX;
 use postrider::upkeep::Retention;
 
+mod claim;
 mod error;
 mod expand;
 mod load;
@@ -19,6 +21,7 @@ mod settings;
 mod typed;
 mod url;
 
+pub use claim::{ClaimConfig, ClaimUrl};
 pub use error::Problems;
 pub use load::{DEFAULTS, load};
 pub use url::{BrokerUrl, Secret, StoreUrl, redact};
@@ -43,6 +46,8 @@ pub struct Config {
     pub retention: Retention,
     /// `[redis]`: its address, if there is one.
     pub redis: Option<Secret>,
+    /// `[claim_check]`, when it is on.
+    pub claim_check: Option<ClaimConfig>,
     /// `[http]`
     pub http: HttpConfig,
     /// `[log]`
@@ -66,9 +71,21 @@ pub struct ConsumerConfig {
     pub timeout: Duration,
 }
 
-/// A text that is never shown.
+/// A value that is never shown.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Hidden(pub String);
+pub struct Hidden(String);
+
+impl Hidden {
+    /// A value as it was configured.
+    pub fn new(value: impl Into<String>) -> Self {
+        Self(value.into())
+    }
+
+    /// The value, for the client alone.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
 
 impl std::fmt::Debug for Hidden {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -176,6 +193,15 @@ pub enum LogFormat {
 }
 
 impl Config {
+    /// The largest payload that may be sent.
+    pub fn payload_bytes_max(&self) -> usize {
+        match self.claim_check {
+            // What the broker would not take goes to storage.
+            Some(_) => PAYLOAD_BYTES_MAX,
+            None => self.broker.payload_bytes_max,
+        }
+    }
+
     /// What is allowed but risky: logged by `run`, listed by `doctor`.
     pub fn warnings(&self) -> Vec<Finding> {
         let mut found = Vec::new();
@@ -200,6 +226,15 @@ impl Config {
                 "config.broker.url",
                 format!("{url} sends the password and all events unencrypted over the network"),
                 "use amqps://, or keep the broker on this machine or a private network",
+            ));
+        }
+        if let Some(endpoint) = self.claim_check.as_ref().and_then(|claims| claims.endpoint.as_deref())
+            && url::is_plaintext_over_network(endpoint, "http://")
+        {
+            found.push(Finding::warning(
+                "config.claim_check.endpoint",
+                format!("{endpoint} gets large payloads unencrypted over the network"),
+                "use https://, or keep the storage on this machine or a private network",
             ));
         }
         if !self.relay.enabled {

@@ -11,6 +11,7 @@ use postrider::relay::Backoff;
 use postrider::upkeep::Retention;
 use tracing::level_filters::LevelFilter;
 
+use super::claim;
 use super::settings::Settings;
 use super::{
     BreakerConfig, BrokerConfig, BrokerUrl, Config, ConsumerConfig, Hidden, HttpConfig, LogConfig, LogFormat,
@@ -33,6 +34,7 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
         url if url.starts_with("redis://") || url.starts_with("rediss://") => Ok(Some(Secret::new(url))),
         _ => Err("must be empty, or begin with \"redis://\" or \"rediss://\""),
     });
+    let claim_check = claim::read(settings, broker.as_ref().map(|broker| broker.payload_bytes_max));
     let listen = settings.parsed("http.listen", |text| {
         text.parse().map_err(|_| "must be an address and a port, such as \"127.0.0.1:7070\" or \"[::1]:7070\"")
     });
@@ -46,6 +48,7 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
         breaker,
         retention,
         redis: redis?,
+        claim_check: claim_check?,
         http: HttpConfig { listen: listen? },
         log: log?,
         consumers,
@@ -106,9 +109,9 @@ fn consumer(settings: &mut Settings, prefix: &str) -> Option<ConsumerConfig> {
     }
     let authorization = Some(settings.text(&key("authorization"))).filter(|text| !text.is_empty());
     let secret = settings.text(&key("secret"));
-    let secrets: Vec<Hidden> = secret.split_whitespace().map(|secret| Hidden(secret.to_owned())).collect();
-    for Hidden(secret) in &secrets {
-        if let Err(error) = Webhook::check_secret(secret) {
+    let secrets: Vec<Hidden> = secret.split_whitespace().map(Hidden::new).collect();
+    for secret in &secrets {
+        if let Err(error) = Webhook::check_secret(secret.expose()) {
             settings.complain(
                 &key("secret"),
                 "is not \"whsec_\" and 24 to 64 bytes in base64",
@@ -116,7 +119,7 @@ fn consumer(settings: &mut Settings, prefix: &str) -> Option<ConsumerConfig> {
             );
         }
     }
-    Some(ConsumerConfig { spec, url: url?, secrets, authorization: authorization.map(Hidden), timeout })
+    Some(ConsumerConfig { spec, url: url?, secrets, authorization: authorization.map(Hidden::new), timeout })
 }
 
 fn broker(settings: &mut Settings) -> Option<BrokerConfig> {
@@ -396,6 +399,36 @@ mod tests {
         assert_says(&format!("{good}{good}"), &["consumer.2.name is taken by another consumer", ":5:8"]);
         assert_says(&format!("{good}name2 = 1\n"), &["a consumer has no setting name2"]);
         assert_says("[[consumer]]\nname = \"a b\"\nurl = \"http://h/\"\n", &["letters, digits"]);
+    }
+
+    #[test]
+    fn the_claim_check_is_off_until_it_has_a_place() {
+        assert_eq!(from("[claim_check]\nabove_bytes = 1000\n").expect("valid").claim_check, None);
+        let config = from("[claim_check]\nurl = \"file:///var/claims\"\n[broker]\npayload_bytes_max = 300000\n");
+        let config = config.expect("valid");
+        assert_eq!(config.payload_bytes_max(), postrider::event::PAYLOAD_BYTES_MAX);
+        assert_eq!(config.claim_check.expect("on").above_bytes, postrider::claim::ABOVE_BYTES_DEFAULT);
+
+        assert_says("[claim_check]\nurl = \"ftp://x\"\n", &["claim_check.url must begin with \"file:\"", ":2:7"]);
+        assert_says("[claim_check]\nabove_bytes = 0\n", &["claim_check.above_bytes must be between 1 and", ":2:15"]);
+        assert_says("[claim_check]\nendpoint = \"minio:9000\"\n", &["claim_check.endpoint must be", ":2:12"]);
+        assert_says(
+            "[broker]\npayload_bytes_max = 9\n[claim_check]\nurl = \"file:x\"\n",
+            &["claim_check.above_bytes is above broker.payload_bytes_max"],
+        );
+    }
+
+    #[test]
+    fn a_bucket_needs_keys_that_are_never_shown() {
+        let text = "[claim_check]\nurl = \"s3://claims/shop\"\naccess_key = \"AKID\"\nsecret_key = \"${KEY}\"\n";
+        let config = with(text, &[("KEY", "s3cret")]).expect("valid");
+        let shown = format!("{config:?}");
+        assert!(!shown.contains("s3cret") && !shown.contains("AKID"), "{shown}");
+        assert_eq!(config.claim_check.expect("on").secret_key.expose(), "s3cret");
+
+        assert_says("[claim_check]\nurl = \"s3://claims\"\n", &["claim_check.secret_key is empty"]);
+        let said = from("[claim_check]\nsecret_key = [\"s3cret\"]\n").expect_err("a list");
+        assert!(!said.contains("s3cret"), "{said}");
     }
 
     #[test]

@@ -20,12 +20,17 @@ impl Secret {
 
     /// Whether the address leads, unencrypted, to another machine.
     pub fn is_plaintext_over_network(&self) -> bool {
-        let Some(rest) = self.0.strip_prefix("amqp://") else { return false };
-        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        let host = authority.rsplit('@').next().unwrap_or_default();
-        let is_local = host.is_empty() || ["localhost", "127.", "[::1]"].iter().any(|local| host.starts_with(local));
-        !is_local
+        is_plaintext_over_network(&self.0, "amqp://")
     }
+}
+
+/// Whether a URL of this scheme leads to another machine.
+pub(super) fn is_plaintext_over_network(url: &str, scheme: &str) -> bool {
+    let Some(rest) = url.strip_prefix(scheme) else { return false };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let is_local = host.is_empty() || ["localhost", "127.", "[::1]"].iter().any(|local| host.starts_with(local));
+    !is_local
 }
 
 impl fmt::Display for Secret {
@@ -117,9 +122,23 @@ pub fn redact(text: &str) -> String {
     replace_passwords(text, |_| "***".to_owned())
 }
 
-/// The text with one `*` for every byte of a password in a URL, so that byte positions stay what they are.
+/// The text of a config file with one `*` for every byte of a password in a URL and of a key, so that byte positions stay
+/// what they are.
 pub fn mask(text: &str) -> String {
-    replace_passwords(text, |password| "*".repeat(password.len()))
+    let text = replace_passwords(text, |password| "*".repeat(password.len()));
+    text.split_inclusive('\n').map(mask_key).collect()
+}
+
+/// `secret_key = "…"`.
+fn mask_key(line: &str) -> String {
+    let is_key = ["secret_key", "access_key"].iter().any(|name| line.trim_start().starts_with(name));
+    match line.split_once('=') {
+        Some((name, value)) if is_key && !is_reference(value.trim().trim_matches(['"', '\''])) => {
+            let hidden = value.bytes().map(|byte| if byte.is_ascii_whitespace() { char::from(byte) } else { '*' });
+            format!("{name}={}", hidden.collect::<String>())
+        }
+        _ => line.to_owned(),
+    }
 }
 
 fn replace_passwords(text: &str, hide: impl Fn(&str) -> String) -> String {
@@ -177,6 +196,17 @@ mod tests {
             assert!(!mask(given).contains("s3cret"));
         }
         assert_eq!(format!("{:?}", Secret::new("amqp://u:p@h")), "amqp://u:***@h");
+    }
+
+    #[test]
+    fn keys_never_show() {
+        for (given, shown) in [
+            ("secret_key = \"s3cret\"\nregion = 1\n", "secret_key = ********\nregion = 1\n"),
+            ("  access_key='s3cret'", "  access_key=********"),
+            ("secret_key = \"${S3_KEY}\"", "secret_key = \"${S3_KEY}\""),
+        ] {
+            assert_eq!(mask(given), shown);
+        }
     }
 
     #[test]

@@ -7,10 +7,12 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 mod backlog;
+mod claims;
 mod probe;
 mod upkeep;
 
 pub use backlog::BacklogDuty;
+pub use claims::ClaimsDuty;
 pub use probe::ProbeDuty;
 pub use upkeep::UpkeepDuty;
 

@@ -4,7 +4,8 @@
 //! says (`cloudEvents:id` on AMQP, `ce_id` on Kafka); on the way back it feeds a [`Decoder`] with whatever it received.
 //!
 //! What CloudEvents does not name travels as extension attributes: `tenant`, `correlationid`, `causationid`,
-//! `partitionkey` (our key), `traceparent`, `tracestate`. The topic is the carrier's own (routing key, subject), and the
+//! `partitionkey` (our key), `traceparent`, `tracestate`, and for a payload that is elsewhere (see [`crate::claim`])
+//! `dataref`, `datasize`, `datahash`, which an [`Event`] keeps among its headers. The topic is the carrier's own (routing key, subject), and the
 //! content type goes where the carrier keeps it.
 
 use std::borrow::Cow;
@@ -53,11 +54,17 @@ pub enum Attribute {
     TraceParent,
     /// `tracestate`, the distributed tracing extension.
     TraceState,
+    /// `dataref`, the extension for a payload that is elsewhere; a header of the event.
+    DataRef,
+    /// `datasize`, an extension that goes with it.
+    DataSize,
+    /// `datahash`, an extension that goes with it.
+    DataHash,
 }
 
 impl Attribute {
     /// Every attribute that we write or understand.
-    pub const ALL: [Attribute; 12] = [
+    pub const ALL: [Attribute; 15] = [
         Attribute::SpecVersion,
         Attribute::Id,
         Attribute::Source,
@@ -70,7 +77,13 @@ impl Attribute {
         Attribute::Key,
         Attribute::TraceParent,
         Attribute::TraceState,
+        Attribute::DataRef,
+        Attribute::DataSize,
+        Attribute::DataHash,
     ];
+
+    /// Those that an event keeps among its headers.
+    const HEADERS: [Attribute; 3] = [Attribute::DataRef, Attribute::DataSize, Attribute::DataHash];
 
     /// The name in the specification, without a carrier's prefix.
     pub fn name(self) -> &'static str {
@@ -87,6 +100,9 @@ impl Attribute {
             Attribute::Key => "partitionkey",
             Attribute::TraceParent => "traceparent",
             Attribute::TraceState => "tracestate",
+            Attribute::DataRef => "dataref",
+            Attribute::DataSize => "datasize",
+            Attribute::DataHash => "datahash",
         }
     }
 
@@ -117,6 +133,16 @@ pub fn encode<'e>(event: &'e Event, mut put: impl FnMut(Attribute, Cow<'e, str>)
             put(attribute, Cow::Borrowed(value));
         }
     }
+    for attribute in Attribute::HEADERS {
+        if let Some(value) = event.headers.get(attribute.name()) {
+            put(attribute, Cow::Borrowed(value));
+        }
+    }
+}
+
+/// The producer's own headers, without those that [`encode`] gives as attributes.
+pub fn own_headers(event: &Event) -> impl Iterator<Item = (&String, &String)> {
+    event.headers.iter().filter(|(name, _)| !crate::claim::is_reference_header(name))
 }
 
 /// Builds an [`Event`] from a received message, ours or a foreign one.
@@ -154,6 +180,7 @@ impl Decoder {
         };
         let place = match attribute {
             Attribute::SpecVersion => return,
+            Attribute::DataRef | Attribute::DataSize | Attribute::DataHash => return self.header(name, value),
             Attribute::Time => {
                 if let Ok(time) = DateTime::parse_from_rfc3339(&value) {
                     self.time = Some(time.with_timezone(&Utc).trunc_subsecs(6));
@@ -273,6 +300,7 @@ mod tests {
             .traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
             .tracestate("a=b")
             .header("region", "eu")
+            .header("dataref", "2023-11-14/x")
             .json(&serde_json::json!({"order": "o-1"}))
             .and_then(EventBuilder::build)
             .unwrap()
@@ -281,7 +309,7 @@ mod tests {
     fn travel(event: &Event) -> Event {
         let mut decoder = Decoder::new(event.topic());
         encode(event, |attribute, value| decoder.attribute(attribute.name(), value.into_owned()));
-        for (name, value) in event.headers() {
+        for (name, value) in own_headers(event) {
             decoder.header(name, value.clone());
         }
         decoder.content_type(event.content_type());

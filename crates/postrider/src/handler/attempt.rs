@@ -1,10 +1,12 @@
 //! One attempt to apply events: admission, handler, commit.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::claimed;
 use super::slot::SlotRun;
 use super::verdict::{HandlerError, Verdict, failed};
 use super::{BatchHandler, Handler, Place, RemoteHandler};
@@ -93,6 +95,9 @@ async fn apply<I: Inbox>(
     held: Option<&Held>,
 ) -> Result<Outcome> {
     let consumer = run.spec.name.as_str();
+    // Before the transaction, which must not wait for it.
+    let (event, unfetched) = claimed::fetch(run.claims.as_deref(), &run.spec, event).await;
+    let event = event.as_ref();
     let mut tx = run.inbox.begin().await?;
     match run.admit(&mut tx, event, held).await? {
         Admission::New => {}
@@ -113,6 +118,11 @@ async fn apply<I: Inbox>(
             run.inbox.rollback(tx).await?;
             return Ok(Outcome::Forged);
         }
+    }
+    // Asked after the admission: an event that was applied before does not need its payload again.
+    if let Some(said) = unfetched {
+        run.inbox.rollback(tx).await?;
+        return Ok(Outcome::Said(said));
     }
     // The handler's own time: waiting for a connection, or for SQLite's one writer, is not its fault.
     match in_time(run.spec.handler_timeout, handler.handle(&mut tx, event)).await {
@@ -146,6 +156,15 @@ async fn apply_all<I: Inbox>(
     events: &[Arc<Event>],
 ) -> Result<std::result::Result<Vec<Admission>, Outcome>> {
     let consumer = run.spec.name.as_str();
+    let mut whole = Vec::with_capacity(events.len());
+    for event in events {
+        match claimed::fetch(run.claims.as_deref(), &run.spec, event).await {
+            (_, Some(said)) => return Ok(Err(Outcome::Said(said))),
+            (Cow::Borrowed(_), None) => whole.push(event.clone()),
+            (Cow::Owned(fetched), None) => whole.push(Arc::new(fetched)),
+        }
+    }
+    let events = whole.as_slice();
     let mut tx = run.inbox.begin().await?;
     let admissions = run.inbox.admit_all(&mut tx, consumer, events).await?;
     let new: Vec<Arc<Event>> = events
@@ -198,7 +217,11 @@ async fn deliver<I: Inbox>(
         Admission::Behind => return Ok(Outcome::Behind),
         Admission::Forged => return Ok(Outcome::Forged),
     }
-    Ok(match in_time(run.spec.handler_timeout, handler.deliver(event)).await {
+    let (whole, unfetched) = claimed::fetch(run.claims.as_deref(), &run.spec, event).await;
+    if let Some(said) = unfetched {
+        return Ok(Outcome::Said(said));
+    }
+    Ok(match in_time(run.spec.handler_timeout, handler.deliver(&whole)).await {
         None => Outcome::Said(too_slow(run.spec.handler_timeout)),
         Some(Ok(())) => Outcome::Delivered { is_skipped: false },
         Some(Err(Verdict::Skip)) => {

@@ -10,6 +10,7 @@ use super::attempt::Way;
 use super::slot::{SlotRun, run_slot};
 use super::{BatchHandler, ConsumerSpec, Handler, RemoteHandler};
 use crate::broker::Broker;
+use crate::claim::Claims;
 use crate::error::Result;
 use crate::inbox::Inbox;
 use crate::lease::{LeaseTimes, Leases, Share};
@@ -29,6 +30,7 @@ pub struct Consumer<I: Inbox> {
     owner: String,
     times: LeaseTimes,
     backoff: Backoff,
+    claims: Option<Arc<Claims>>,
 }
 
 impl<I: Inbox> Consumer<I> {
@@ -83,6 +85,7 @@ impl<I: Inbox> Consumer<I> {
             owner: crate::lease::instance_name(),
             times: LeaseTimes::default(),
             backoff: AWAY,
+            claims: None,
         })
     }
 
@@ -107,6 +110,14 @@ impl<I: Inbox> Consumer<I> {
         self
     }
 
+    /// Where large payloads are, which [`crate::claim::ClaimCheck`] has stored: the same storage, and the same prefix or
+    /// one above it. Without it an event that refers to one is a dead letter.
+    #[must_use]
+    pub fn claims(mut self, claims: Arc<Claims>) -> Self {
+        self.claims = Some(claims);
+        self
+    }
+
     /// Runs until `stop` is cancelled; then finishes what is in hand, acks it and gives the slots back.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         let share = Share::new(self.leases.clone(), self.spec.group(), self.owner.clone(), self.spec.slots, self.times);
@@ -120,6 +131,7 @@ impl<I: Inbox> Consumer<I> {
                     way: self.way.clone(),
                     backoff: self.backoff,
                     has_unsent: AtomicBool::new(true),
+                    claims: self.claims.clone(),
                 };
                 tokio::spawn(run_slot(run, token))
             })

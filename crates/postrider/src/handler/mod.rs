@@ -14,6 +14,7 @@ use crate::event::Event;
 use crate::relay::Backoff;
 
 mod attempt;
+mod claimed;
 mod consumer;
 mod desk;
 mod router;

@@ -14,6 +14,7 @@ use super::desk::{Desk, Message};
 use super::sending::send_dead_letters;
 use super::worker::{Finished, do_work};
 use crate::broker::{Broker, Delivery, Subscription};
+use crate::claim::Claims;
 use crate::error::{Kind, Result};
 use crate::inbox::{Held, Inbox, Part};
 use crate::lease::Lease;
@@ -38,6 +39,8 @@ pub(super) struct SlotRun<I: Inbox> {
     pub way: Arc<Way<I::Tx>>,
     /// The waits between attempts to reach broker and store.
     pub backoff: Backoff,
+    /// Where large payloads are.
+    pub claims: Option<Arc<Claims>>,
     /// Whether dead letters may lie in the store that the broker's own place does not have yet.
     pub has_unsent: AtomicBool,
 }

@@ -167,7 +167,8 @@ impl<I: Inbox> Worker<I> {
     async fn bury_forged(&self, message: &Message) -> Option<KeyState> {
         let event = &message.event;
         // The other one was applied; this one needs an id of its own to be kept beside it.
-        let id = id_of_hash(event.id().as_u128() ^ u128::from(event.fingerprint().cast_unsigned()));
+        let fingerprint = event.fingerprint().unwrap_or_default().cast_unsigned();
+        let id = id_of_hash(event.id().as_u128() ^ u128::from(fingerprint));
         let failed = Failed {
             error_type: "forged".to_owned(),
             error: format!("another event with the id {} was applied before", event.id()),

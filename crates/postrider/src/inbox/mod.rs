@@ -34,14 +34,13 @@ pub enum Admission {
 }
 
 impl Admission {
-    /// Of an event that was not admitted, by the fingerprint beside its inbox row. Without a row it must wait; rows from
-    /// before fingerprints were kept have none.
+    /// Of an event that was not admitted, by the fingerprint beside its inbox row. Without a row it must wait.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn of_row(event: &Event, fingerprint: Option<Option<i64>>) -> Self {
         match fingerprint {
             None => Admission::Behind,
-            Some(Some(fingerprint)) if fingerprint != event.fingerprint() => Admission::Forged,
-            Some(_) => Admission::Done,
+            Some(fingerprint) if event.may_be(fingerprint) => Admission::Done,
+            Some(_) => Admission::Forged,
         }
     }
 }

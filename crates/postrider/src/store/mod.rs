@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
 use crate::broker::embedded::Queue;
+use crate::claim::Claims;
 use crate::dead::DeadLetters;
 use crate::doctor::Finding;
 use crate::error::Result;
@@ -37,6 +38,7 @@ pub trait Store: DeadLetters + Leases + Migrate + OutboxStore + Queue + Upkeep {
         spec: ConsumerSpec,
         broker: Arc<dyn Broker>,
         handler: Arc<dyn RemoteHandler>,
+        claims: Option<Arc<Claims>>,
         stop: CancellationToken,
     ) -> Result<()>;
 

@@ -103,7 +103,7 @@ fn put_properties(out: &mut Vec<u8>, event: &Event) {
 fn put_headers(out: &mut Vec<u8>, event: &Event) {
     cloudevents::encode(event, |attribute, value| put_header(out, amqp_name(attribute), &value));
     // `message::check` refuses longer names; a name that came past it is left out instead of breaking the frame.
-    for (name, value) in event.headers().iter().filter(|(name, _)| name.len() <= SHORT_BYTES_MAX) {
+    for (name, value) in cloudevents::own_headers(event).filter(|(name, _)| name.len() <= SHORT_BYTES_MAX) {
         put_header(out, name, value);
     }
     put_short(out, SLOT_HEADER);

@@ -69,7 +69,7 @@ fn headers_bytes(event: &Event) -> usize {
     cloudevents::encode(event, |attribute, value| {
         bytes += amqp_name(attribute).len() + value.len() + HEADER_OVERHEAD_BYTES;
     });
-    for (name, value) in event.headers() {
+    for (name, value) in cloudevents::own_headers(event) {
         bytes += name.len() + value.len() + HEADER_OVERHEAD_BYTES;
     }
     bytes
@@ -90,6 +90,9 @@ pub(super) fn amqp_name(attribute: Attribute) -> &'static str {
         Attribute::Key => "cloudEvents:partitionkey",
         Attribute::TraceParent => "cloudEvents:traceparent",
         Attribute::TraceState => "cloudEvents:tracestate",
+        Attribute::DataRef => "cloudEvents:dataref",
+        Attribute::DataSize => "cloudEvents:datasize",
+        Attribute::DataHash => "cloudEvents:datahash",
     }
 }
 

@@ -88,7 +88,7 @@ impl Inbox for PostgresStore {
             .iter()
             .map(|event| match admitted.get_mut(&event.id) {
                 // The first of two with the same id.
-                Some(is_taken) if !*is_taken && fingerprints.get(&event.id) == Some(&Some(event.fingerprint())) => {
+                Some(is_taken) if !*is_taken && fingerprints.get(&event.id) == Some(&event.fingerprint()) => {
                     *is_taken = true;
                     Admission::New
                 }

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Store;
 use crate::broker::Broker;
+use crate::claim::Claims;
 use crate::doctor::Finding;
 use crate::error::{Error, Result};
 use crate::handler::{Consumer, ConsumerSpec, RemoteHandler};
@@ -203,9 +204,14 @@ impl Store for SqliteStore {
         spec: ConsumerSpec,
         broker: Arc<dyn Broker>,
         handler: Arc<dyn RemoteHandler>,
+        claims: Option<Arc<Claims>>,
         stop: CancellationToken,
     ) -> Result<()> {
-        Consumer::remote(spec, broker, self.clone(), self, handler)?.run(stop).await
+        let consumer = Consumer::remote(spec, broker, self.clone(), self, handler)?;
+        match claims {
+            Some(claims) => consumer.claims(claims).run(stop).await,
+            None => consumer.run(stop).await,
+        }
     }
 
     async fn inspect(&self) -> Result<Vec<Finding>> {

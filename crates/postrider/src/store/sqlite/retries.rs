@@ -305,7 +305,7 @@ impl Retries for SqliteStore {
             .bind(event.map_or(dead.origin.topic.as_str(), Event::topic))
             .bind(key)
             .bind(&dead.failed.error)
-            .bind(event.map(Event::fingerprint))
+            .bind(event.and_then(Event::fingerprint))
             .bind(dead.held.is_some())
             .execute(&mut *tx)
             .await
