@@ -44,6 +44,10 @@ impl Bed for Planted {
         let store = self.bed.store();
         Arc::new(PlantedSource { inner: store.source("default", lanes), store: store.clone(), bug: self.bug })
     }
+    fn open_again(&self) -> std::pin::Pin<Box<dyn Future<Output = Self::Store> + Send>> {
+        self.bed.open_again()
+    }
+
     async fn write_effect(tx: &mut Tx<Self>, consumer: &str, name: &str) -> Result<(), HandlerError> {
         PostgresBed::write_effect(tx, consumer, name).await
     }
@@ -106,9 +110,7 @@ async fn an_inbox_row_before_the_effect_is_caught() {
 async fn an_ack_before_the_commit_is_caught() {
     let suite = || async {
         let bed = PostgresBed::new().await;
-        let Parts { inbox, broker } = consumer::real(&bed);
-        let parts = Parts { inbox, broker: Arc::new(PlantedBroker { inner: broker, bug: BrokerBug::AckOnDelivery }) };
-        consumer::surviving_with(&bed, parts).await;
+        consumer::surviving_with(&bed, |inner| Arc::new(PlantedBroker { inner, bug: BrokerBug::AckOnDelivery })).await;
     };
     assert!(is_caught(RUNS, suite).await);
 }

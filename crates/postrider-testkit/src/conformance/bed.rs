@@ -1,5 +1,6 @@
 //! What a suite needs of a backend: a fresh, migrated store and open producer transactions.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +33,9 @@ pub trait Bed: Send + Sync + 'static {
 
     /// The store.
     fn store(&self) -> &Self::Store;
+
+    /// Opens the same database once more, for an instance that ends without a word: its connections end with it.
+    fn open_again(&self) -> Pin<Box<dyn Future<Output = Self::Store> + Send>>;
 
     /// The source under test; a planted bug replaces it.
     fn source(&self, lanes: u32) -> Arc<dyn Source> {
@@ -143,6 +147,11 @@ impl Bed for PostgresBed {
         &self.store
     }
 
+    fn open_again(&self) -> Pin<Box<dyn Future<Output = PostgresStore> + Send>> {
+        let url = self.url.clone();
+        Box::pin(async move { PostgresStore::connect(&url).await.expect("PostgreSQL answers") })
+    }
+
     async fn write_effect(tx: &mut Tx<Self>, consumer: &str, name: &str) -> Result<(), HandlerError> {
         sqlx::query("INSERT INTO effect (consumer, name) VALUES ($1, $2)")
             .bind(consumer)
@@ -223,6 +232,11 @@ impl Bed for SqliteBed {
 
     fn store(&self) -> &SqliteStore {
         &self.store
+    }
+
+    fn open_again(&self) -> Pin<Box<dyn Future<Output = SqliteStore> + Send>> {
+        let path = self.path();
+        Box::pin(async move { SqliteStore::open(&path).await.expect("the file opens") })
     }
 
     async fn write_effect(tx: &mut Tx<Self>, consumer: &str, name: &str) -> Result<(), HandlerError> {

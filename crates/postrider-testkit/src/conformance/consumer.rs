@@ -16,6 +16,7 @@ use postrider::handler::{BatchHandler, Consumer, ConsumerSpec, Handler, HandlerE
 use postrider::inbox::Inbox;
 use postrider::lease::LeaseTimes;
 use postrider::relay::Backoff;
+use postrider::store::Store;
 use tokio_util::sync::CancellationToken;
 
 use super::bed::{Bed, Tx, event, name};
@@ -78,7 +79,11 @@ impl<I> Clone for Parts<I> {
 
 /// The real parts of a bed, on the embedded broker.
 pub fn real<B: Bed>(bed: &B) -> Parts<B::Store> {
-    let store = Arc::new(bed.store().clone());
+    on(bed.store().clone())
+}
+
+fn on<S: Store + Inbox>(store: S) -> Parts<S> {
+    let store = Arc::new(store);
     Parts { inbox: store.clone(), broker: Arc::new(Embedded::new(store)) }
 }
 
@@ -148,25 +153,39 @@ pub async fn a_panicking_handler_is_given_the_event_again(bed: &impl Bed) {
 
 /// An instance that ends before the commit leaves the event to the next one.
 pub async fn an_unapplied_event_survives_the_instance(bed: &impl Bed) {
-    surviving_with(bed, real(bed)).await;
+    surviving_with(bed, |broker| broker).await;
 }
 
-/// The same with other parts.
-pub async fn surviving_with<B: Bed, I: Inbox<Tx = Tx<B>>>(bed: &B, parts: Parts<I>) {
+/// The same with another broker.
+pub async fn surviving_with<B: Bed>(bed: &B, broker: impl Fn(Arc<dyn Broker>) -> Arc<dyn Broker>) {
+    let Parts { inbox, broker: embedded } = real(bed);
+    let parts = Parts { inbox, broker: broker(embedded) };
     publish(&parts.broker, &[event("k", "a"), event("k", "b")]).await;
     // Handlers that do not return, until the instance ends without a word, as it does under kill -9.
-    let (spec, leases) = (ConsumerSpec::new("c", &["#"]), Arc::new(bed.store().clone()));
-    let consumer = Consumer::new(spec, parts.broker.clone(), parts.inbox.clone(), leases, Stuck).expect("valid");
-    let instance =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-    let times = LeaseTimes { ttl: Duration::from_secs(1) };
-    instance.spawn(consumer.lease_times(times).run(CancellationToken::new()));
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    instance.shutdown_background();
+    let spec = ConsumerSpec::new("c", &["#"]);
+    run_and_kill(bed, spec, broker, Duration::from_secs(1), Duration::from_millis(600)).await;
     assert!(bed.effects("c").await.is_empty(), "an effect that was not committed stayed");
     // The lease of the dead one must end, and the next instance call in.
     run_until(bed, &parts, Flaky::failing(0), 2, APPLIED).await;
     assert_eq!(bed.effects("c").await, ["a", "b"], "the event was lost with the instance");
+}
+
+/// Runs an instance whose handlers never return, with connections of its own, and ends it after `lived`.
+async fn run_and_kill<B: Bed>(
+    bed: &B,
+    spec: ConsumerSpec,
+    broker: impl Fn(Arc<dyn Broker>) -> Arc<dyn Broker>,
+    ttl: Duration,
+    lived: Duration,
+) {
+    let instance =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let store = instance.spawn(bed.open_again()).await.expect("the store opens");
+    let parts = on(store.clone());
+    let consumer = Consumer::new(spec, broker(parts.broker), parts.inbox, Arc::new(store), Stuck).expect("valid");
+    instance.spawn(consumer.lease_times(LeaseTimes { ttl }).run(CancellationToken::new()));
+    tokio::time::sleep(lived).await;
+    instance.shutdown_background();
 }
 
 /// A commit that fails is no commit: the event is given again.
@@ -307,16 +326,8 @@ pub async fn a_message_that_ends_the_process_becomes_a_dead_letter(bed: &impl Be
     publish(&parts.broker, &[event("k", "hang"), event("k", "a"), event("other", "b")]).await;
     let spec = ConsumerSpec { retries: 2, handler_timeout: Duration::from_secs(60), ..quick() };
     for _ in 0..3 {
-        let leases = Arc::new(bed.store().clone());
-        let Parts { inbox, broker } = real(bed);
-        let handler = Stuck;
-        let consumer = Consumer::new(spec.clone(), broker, inbox, leases, handler).expect("a valid consumer");
-        let instance =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-        let times = LeaseTimes { ttl: Duration::from_millis(600) };
-        instance.spawn(consumer.lease_times(times).run(CancellationToken::new()));
-        tokio::time::sleep(Duration::from_millis(1800)).await;
-        instance.shutdown_background();
+        let (ttl, lived) = (Duration::from_millis(600), Duration::from_millis(1800));
+        run_and_kill(bed, spec.clone(), |broker| broker, ttl, lived).await;
     }
     run_obedient(bed, ConsumerSpec { retries: 2, ..quick() }, 2, 1).await;
     let mut effects = bed.effects("c").await;
