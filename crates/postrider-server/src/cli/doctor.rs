@@ -3,16 +3,22 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use comfy_table::{Cell, Color};
 use postrider::doctor::{Finding, Severity};
+use postrider::http::Request;
 use postrider::store::Store;
+use tokio::net::TcpStream;
 
 use super::failure::Result;
 use super::output;
-use crate::config::{self, Config, StoreUrl, redact};
+use crate::config::{self, Config, ConsumerConfig, StoreUrl, redact};
 use crate::wire;
+
+/// How long a service may take to accept a connection.
+const CONSUMER_WAIT: Duration = Duration::from_secs(3);
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
@@ -37,6 +43,9 @@ pub async fn run(args: DoctorArgs, path: Option<PathBuf>) -> Result<ExitCode> {
             findings.extend(check_config(&config));
             check_servers(&config, &mut findings).await;
             check_redis(&config, &mut findings).await;
+            for consumer in &config.consumers {
+                findings.push(check_consumer(&config, consumer).await);
+            }
             check_claims(&config, &mut findings).await;
         }
         // The mistakes show their places better than a table could.
@@ -118,6 +127,28 @@ async fn check_store(config: &Config, findings: &mut Vec<Finding>) -> Option<Arc
         Err(error) => findings.push(with_causes("store.settings", &error)),
     }
     Some(store)
+}
+
+/// Whether somebody listens. Nothing is posted: the service would take it for an event.
+async fn check_consumer(config: &Config, consumer: &ConsumerConfig) -> Finding {
+    let name = &consumer.spec.name;
+    let check = format!("consumer.{name}");
+    if let Err(error) = wire::webhook(config, consumer) {
+        return with_causes(&check, &error);
+    }
+    let address = match Request::post(consumer.url.expose()) {
+        Ok(request) => request.destination().to_owned(),
+        Err(error) => return with_causes(&check, &error),
+    };
+    let remedy = "start the service, or correct the url of the consumer; until then its events wait";
+    match tokio::time::timeout(CONSUMER_WAIT, TcpStream::connect(&address)).await {
+        Ok(Ok(_)) => Finding::ok(check, format!("{name} listens at {address}")),
+        Ok(Err(error)) => Finding::warning(check, format!("{name} cannot be reached at {address}: {error}"), remedy),
+        Err(_) => {
+            let secs = CONSUMER_WAIT.as_secs();
+            Finding::warning(check, format!("{name} at {address} does not answer within {secs} s"), remedy)
+        }
+    }
 }
 
 async fn check_redis(config: &Config, findings: &mut Vec<Finding>) {

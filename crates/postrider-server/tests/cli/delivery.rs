@@ -170,6 +170,8 @@ fn events_wait_for_a_service_that_is_away() {
          timeout_ms = 500\nretries = 5\n"
     );
     place.write("postrider.toml", &consumer);
+    let doctor = place.run(&["doctor"]);
+    assert!(doctor.stdout.contains("away cannot be reached at 127.0.0.1"), "{}", doctor.stdout);
     let mut daemon = place.daemon(&[]).ready();
     for n in 0..40 {
         send(&daemon, &format!("o-{n}"));
