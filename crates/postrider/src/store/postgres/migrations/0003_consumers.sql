@@ -46,8 +46,8 @@ CREATE INDEX newest_tombstone ON postrider.newest (admitted_at) WHERE is_deleted
 -- As before, in one expression: a call through SPI less for every insert.
 CREATE OR REPLACE FUNCTION postrider.wake() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF CASE WHEN pg_try_advisory_lock(7062611490211870000) THEN NOT pg_advisory_unlock(7062611490211870000)
-            ELSE current_setting('postrider.notify', true) IS DISTINCT FROM 'off' END THEN
+    IF (CASE WHEN pg_try_advisory_lock(7062611490211870000) THEN NOT pg_advisory_unlock(7062611490211870000)
+             ELSE current_setting('postrider.notify', true) IS DISTINCT FROM 'off' END) THEN
         PERFORM pg_notify('postrider_outbox', '');
     END IF;
     RETURN NULL;
