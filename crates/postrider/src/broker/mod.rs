@@ -170,6 +170,14 @@ pub trait Subscription: Send {
     /// Says that the message's effect is committed. Acks may come in any order.
     async fn ack(&mut self, tag: u64) -> Result<()>;
 
+    /// The same for many at once. The broker may hear of them a little later.
+    async fn ack_all(&mut self, tags: &[u64]) -> Result<()> {
+        for tag in tags {
+            self.ack(*tag).await?;
+        }
+        Ok(())
+    }
+
     /// Ends the subscription in good order. Not calling it is safe: what was acked may then be delivered again.
     async fn close(&mut self) -> Result<()> {
         Ok(())

@@ -173,8 +173,9 @@ async fn settle(desk: &mut Desk, subscription: &mut dyn Subscription, finished: 
     for (key, state) in finished.keys {
         desk.finished(&key, state);
     }
-    for tag in finished.tags {
-        subscription.ack(tag).await?;
+    match finished.tags.as_slice() {
+        [] => Ok(()),
+        [tag] => subscription.ack(*tag).await,
+        tags => subscription.ack_all(tags).await,
     }
-    Ok(())
 }

@@ -29,6 +29,7 @@ use crate::event::Event;
 use crate::handler::ConsumerSpec;
 use crate::lease::Lease;
 
+mod acks;
 mod error;
 mod flights;
 mod frame;

@@ -8,6 +8,7 @@ use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::{FieldTable, ShortString};
 use lapin::{Channel, Consumer};
 
+use super::acks::{Acks, Told};
 use super::error::classify;
 use super::link::Live;
 use super::message;
@@ -29,6 +30,7 @@ pub(super) struct QueueSubscription {
     channel: Channel,
     queue: String,
     shown: String,
+    acks: Acks,
 }
 
 impl QueueSubscription {
@@ -43,11 +45,21 @@ impl QueueSubscription {
             .basic_qos(consumer.prefetch, BasicQosOptions::default())
             .await
             .map_err(|error| classify(error, doing(), shown))?;
+        let acks = Acks::new(consumer.prefetch);
         let consumer = channel
             .basic_consume(name, tag(lease), BasicConsumeOptions::default(), FieldTable::default())
             .await
             .map_err(|error| classify(error, doing(), shown))?;
-        Ok(Self { consumer, channel, queue, shown: shown.to_owned() })
+        Ok(Self { consumer, channel, queue, shown: shown.to_owned(), acks })
+    }
+
+    fn tell(&self, tag: u64, multiple: bool) -> Result<()> {
+        // The first poll queues the frame; waiting until the socket took it would cost two context switches per
+        // message and prove nothing, because the broker does not answer acks. Their number is bounded by the prefetch.
+        match self.channel.basic_ack(tag, BasicAckOptions { multiple }).now_or_never() {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(self.ended(error)),
+        }
     }
 
     fn ended(&self, error: lapin::Error) -> Error {
@@ -75,7 +87,10 @@ fn tag(lease: &Lease) -> ShortString {
 impl Subscription for QueueSubscription {
     async fn next(&mut self) -> Result<Delivery> {
         match self.consumer.next().await {
-            Some(Ok(received)) => Ok(message::delivery(received, &self.queue)),
+            Some(Ok(received)) => {
+                self.acks.delivered(received.delivery_tag);
+                Ok(message::delivery(received, &self.queue))
+            }
             Some(Err(error)) => Err(self.ended(error)),
             None if self.channel.status().connected() => Err(Error::new(
                 Kind::Missing,
@@ -95,12 +110,16 @@ impl Subscription for QueueSubscription {
     }
 
     async fn ack(&mut self, tag: u64) -> Result<()> {
-        // The first poll queues the frame; waiting until the socket took it would cost two context switches per
-        // message and prove nothing, because the broker does not answer acks. Their number is bounded by the prefetch.
-        match self.channel.basic_ack(tag, BasicAckOptions::default()).now_or_never() {
-            None | Some(Ok(())) => Ok(()),
-            Some(Err(error)) => Err(self.ended(error)),
+        self.acks.settled(tag);
+        self.tell(tag, false)
+    }
+
+    async fn ack_all(&mut self, tags: &[u64]) -> Result<()> {
+        let Told { up_to, alone } = self.acks.settled_all(tags);
+        if let Some(tag) = up_to {
+            self.tell(tag, true)?;
         }
+        alone.into_iter().try_for_each(|tag| self.tell(tag, false))
     }
 
     /// Closes the channel, which gives back what is unacked and frees the queue in one step. Dropping the consumer alone
@@ -110,6 +129,9 @@ impl Subscription for QueueSubscription {
     async fn close(&mut self) -> Result<()> {
         if !self.channel.status().connected() {
             return Ok(());
+        }
+        for tag in self.acks.rest() {
+            self.tell(tag, false)?;
         }
         let closing = self.channel.close(REPLY_SUCCESS, "stopped".into());
         match tokio::time::timeout(CLOSE_WAIT, closing).await {
