@@ -5,7 +5,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint deny advisories check bench crash demo clean
+.PHONY: help setup build test lint deny advisories check bench crash poison demo clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -44,6 +44,11 @@ bench: setup ## Measure throughput and latency against the alternatives
 crash: setup ## The long crash run: servers and processes killed at random, history checked
 	cargo build --release --workspace
 	$(TARGET)/release/crash
+
+poison: setup ## The crash run of consumers: killed 50 times, with failing, poisonous and doubled messages
+	cargo build --release --workspace
+	$(TARGET)/release/crash --events 30000 --kills 0 --consumer-kills 50 --rabbit-restarts 1 --postgres-restarts 1 \
+	    --freezes 0 --failing-in 50 --poison-in 1000 --duplicate-in 10
 
 demo: ## Show the way of an event, with nothing but the binary
 	cargo run --release -- demo
