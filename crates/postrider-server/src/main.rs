@@ -1,27 +1,5 @@
-//! The `postrider` binary: relay, embedded broker, HTTP and command line for services in any language.
-//!
-//! `cli` has one file per command, `config` reads `postrider.toml`, `wire` turns the config into the library's trait
-//! objects; `api` is the HTTP side of `postrider run`, `duty` what it does in the background.
+//! The `postrider` binary.
 
-use std::process::ExitCode;
-
-use clap::Parser;
-
-mod api;
-mod cli;
-mod config;
-mod duty;
-mod logging;
-mod wire;
-
-fn main() -> ExitCode {
-    // Two TLS users with two providers in one process would panic at the first handshake; the first one wins here.
-    if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
-        eprintln!("warning: another TLS provider was installed first");
-    }
-    let cli = cli::Cli::parse();
-    match cli::run(cli) {
-        Ok(code) => code,
-        Err(failure) => failure.report(),
-    }
+fn main() -> std::process::ExitCode {
+    postrider_server::main()
 }

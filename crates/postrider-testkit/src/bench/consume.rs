@@ -39,7 +39,7 @@ const BATCH: u16 = 500;
 const BATCHES: u16 = 2;
 const BATCH_PREFETCH: u16 = 2000;
 /// Every way takes its turn this often.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 /// Each fiftieth event fails at its first attempt.
 const FAILING: u64 = 50;
 /// Different keys. Those of a failing event wait with it.
