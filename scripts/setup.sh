@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests need and this machine lacks: PostgreSQL, RabbitMQ, Redis, cargo-nextest; with the argument
+# Installs what the tests need and this machine lacks: PostgreSQL, RabbitMQ, Redis, Python, cargo-nextest; with the argument
 # `deny` cargo-deny instead, which is compiled from source in three to four minutes. Says nothing when nothing is missing.
 set -euo pipefail
 
@@ -20,6 +20,9 @@ has_redis() {
     [ -n "${POSTRIDER_TEST_REDIS:-}" ] || [ -n "${POSTRIDER_TEST_REDIS_BIN:-}" ] || command -v redis-server >/dev/null
 }
 
+# The example service is written in it.
+has_python() { command -v python3 >/dev/null; }
+
 # A C compiler for SQLite and the cryptography of TLS, and the linker.
 has_compiler() { command -v cc >/dev/null; }
 
@@ -31,7 +34,8 @@ Install them by hand:
   RabbitMQ 3.10 or newer   rabbitmq-server, rabbitmqctl and epmd on the path, or POSTRIDER_TEST_RABBITMQ_BIN=<folder>
   Redis 6 or newer         redis-server on the path, or POSTRIDER_TEST_REDIS_BIN=<folder>
   a C compiler             cc
-(Debian or Ubuntu: sudo apt-get install postgresql rabbitmq-server redis-server build-essential)
+  Python 3                 python3
+(Debian or Ubuntu: sudo apt-get install postgresql rabbitmq-server redis-server build-essential python3)
 or use servers that run already:
   POSTRIDER_TEST_POSTGRES=postgres://user:password@host:5432/postgres      a user who may create databases
   POSTRIDER_TEST_RABBITMQ=amqp://user:password@host:5672/%2f               with the management plugin
@@ -95,5 +99,6 @@ has_postgres || packages+=(postgresql)
 has_rabbitmq || packages+=(rabbitmq-server)
 has_redis || packages+=(redis-server)
 has_compiler || packages+=(build-essential)
+has_python || packages+=(python3)
 [ ${#packages[@]} = 0 ] || install_packages "${packages[@]}"
 cargo nextest --version >/dev/null 2>&1 || install_nextest
