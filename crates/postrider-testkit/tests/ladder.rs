@@ -195,6 +195,12 @@ async fn what_cannot_be_applied_is_kept_with_its_reason() {
     assert_eq!(detail.payload, [0, 159, 146, 150]);
     assert_eq!(detail.headers.expect("kept")["content_type"], "image/png");
 
+    // Neither have what no database can hold in a text.
+    let mut headers = FieldTable::default();
+    headers.insert("x-shop".into(), AMQPValue::LongString("a\0b".into()));
+    bench.publish_foreign(BasicProperties::default().with_headers(headers), b"nul").await;
+    assert_eq!(bench.take("analytics.errors").await.1, b"nul");
+
     // An envelope whose time is none is an event all the same; the same message twice has one effect.
     let mut headers = FieldTable::default();
     headers.insert("cloudEvents:id".into(), AMQPValue::LongString("m-1".into()));
@@ -212,6 +218,6 @@ async fn what_cannot_be_applied_is_kept_with_its_reason() {
     bench.until(async || bench.effects().await.last().is_some_and(|name| name == "last")).await;
     assert_eq!(bench.effects().await, ["probe", "1 bytes", "10000000 bytes", "skip", "last"]);
     let dead = bench.bed.store().dead_list(&DeadFilter::default(), 0, 10).await.expect("listed");
-    assert_eq!(dead.len(), 1, "{dead:?}");
+    assert_eq!(dead.len(), 2, "{dead:?}");
     bench.stop.cancel();
 }

@@ -61,6 +61,7 @@ suite!(
         each_key_keeps_its_order_at_any_concurrency,
         a_batch_is_applied_together_and_fails_alone,
         a_remote_effect_is_given_once,
+        a_replay_beside_a_running_retry_is_decided,
     ]
 );
 suite!(

@@ -3,7 +3,7 @@
 //! Each check exists twice: on the real parts of a bed, and `…_with` parts that a planted bug or a fault has replaced.
 
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -231,6 +231,8 @@ impl<B: Bed> Handler<Tx<B>> for Obedient<B> {
         match name(event).as_str() {
             "fail" => Err(HandlerError::retry("no")),
             "reject" => Err(HandlerError::reject("never")),
+            // What no database can hold in a text.
+            "nul" => Err(HandlerError::reject("a\0b")),
             "skip" => Err(HandlerError::skip()),
             "hang" => std::future::pending().await,
             _ => Ok(()),
@@ -283,10 +285,11 @@ pub async fn spent_attempts_end_among_the_dead_letters(bed: &impl Bed) {
 /// What a handler rejects is given up at once.
 pub async fn a_rejected_event_is_a_dead_letter_at_once(bed: &impl Bed) {
     let parts = real(bed);
-    publish(&parts.broker, &[event("k", "reject"), event("k", "a")]).await;
-    run_obedient(bed, quick(), 1, 1).await;
-    assert_eq!(bed.effects("c").await, ["a"]);
-    assert_eq!(bed.dead_letters("c").await, [("reject".to_owned(), "rejected".to_owned(), 1)]);
+    publish(&parts.broker, &[event("k", "reject"), event("k", "a"), event("k", "nul"), event("k", "b")]).await;
+    run_obedient(bed, quick(), 2, 2).await;
+    assert_eq!(bed.effects("c").await, ["a", "b"]);
+    let rejected = |name: &str| (name.to_owned(), "rejected".to_owned(), 1);
+    assert_eq!(bed.dead_letters("c").await, [rejected("reject"), rejected("nul")]);
 }
 
 /// A handler that does not return is stopped, rolled back, and blocks no neighbour.
@@ -386,6 +389,56 @@ pub async fn a_discarded_dead_letter_stays_where_it_is(bed: &impl Bed) {
     assert_eq!((detail.view.error_type.as_str(), detail.view.error.as_str()), ("rejected", "never"));
     assert_eq!(detail.payload, br#""reject""#);
     assert_eq!(store.dead_stats().await.expect("counted").iter().map(|count| count.count).sum::<i64>(), 2);
+}
+
+/// Rejects one event; fails at the first attempt at another, and takes its time for the second.
+struct Slow<B> {
+    has_failed: AtomicBool,
+    is_trying: Arc<tokio::sync::Notify>,
+    bed: PhantomData<fn() -> B>,
+}
+
+#[async_trait]
+impl<B: Bed> Handler<Tx<B>> for Slow<B> {
+    async fn handle(&self, tx: &mut Tx<B>, event: &Event) -> Result<(), HandlerError> {
+        match name(event).as_str() {
+            "reject" => return Err(HandlerError::reject("never")),
+            "slow" if !self.has_failed.swap(true, Ordering::SeqCst) => return Err(HandlerError::retry("once")),
+            "slow" => {
+                self.is_trying.notify_one();
+                tokio::time::sleep(Duration::from_millis(800)).await;
+            }
+            _ => {}
+        }
+        B::write_effect(tx, "c", &name(event)).await
+    }
+}
+
+/// A dead letter that is replayed while another message of its key is being tried again does not wait for ever for that one.
+pub async fn a_replay_beside_a_running_retry_is_decided<B: Bed>(bed: &B) {
+    let parts = real(bed);
+    publish(&parts.broker, &[event("k", "reject"), event("k", "slow"), event("k", "after")]).await;
+    let is_trying = Arc::new(tokio::sync::Notify::new());
+    let handler = Slow::<B> { has_failed: AtomicBool::new(false), is_trying: is_trying.clone(), bed: PhantomData };
+    let spec = ConsumerSpec { handler_timeout: APPLIED, ..quick() };
+    let leases = Arc::new(bed.store().clone());
+    let consumer = Consumer::new(spec, parts.broker, parts.inbox, leases, handler).expect("a valid consumer");
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(consumer.run(stop.clone()));
+    tokio::time::timeout(APPLIED, is_trying.notified()).await.expect("the second attempt comes");
+    let store = bed.store();
+    let taken = store.dead_replay(&DeadFilter::default(), 10, "test").await.expect("replayed");
+    let ids: Vec<i64> = taken.iter().map(|taken| taken.id).collect();
+    assert_eq!(ids.len(), 1);
+    let deadline = tokio::time::Instant::now() + 2 * APPLIED;
+    while store.dead_progress(&ids).await.expect("answers").open > 0 || bed.effects("c").await.len() < 2 {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", bed.effects("c").await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(store.dead_progress(&ids).await.expect("answers").failed, 1);
+    assert_eq!(bed.effects("c").await, ["slow", "after"]);
+    stop.cancel();
+    task.await.expect("no panic").expect("the consumer stops well");
 }
 
 /// Counts how many events each call got, and answers as their names say.

@@ -247,11 +247,12 @@ impl Decoder {
             ));
         };
         let id = Uuid::try_parse(id).unwrap_or_else(|_| derived_id(self.source.as_deref().unwrap_or_default(), id));
-        let kind = text(self.kind, TEXT_BYTES_MAX).unwrap_or_else(|| self.topic.clone());
+        let topic = crate::inbox::without_nul(self.topic);
+        let kind = text(self.kind, TEXT_BYTES_MAX).unwrap_or_else(|| topic.clone());
         Ok(Event {
             id,
             kind,
-            topic: self.topic,
+            topic,
             key: text(self.key, KEY_BYTES_MAX),
             time: self.time.unwrap_or_else(|| Utc::now().trunc_subsecs(6)),
             source: text(self.source, TEXT_BYTES_MAX).filter(|source| source != SOURCE_DEFAULT),

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 
 use super::{Claims, is_reference_header};
-use crate::broker::{Batching, Broker, Subscription};
+use crate::broker::{Aside, Batching, Broker, Subscription};
 use crate::doctor::Finding;
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
@@ -112,6 +112,14 @@ impl Broker for ClaimCheck {
 
     async fn subscribe(&self, consumer: &ConsumerSpec, lease: &Lease) -> Result<Box<dyn Subscription>> {
         self.broker.subscribe(consumer, lease).await
+    }
+
+    fn has_places(&self) -> bool {
+        self.broker.has_places()
+    }
+
+    async fn set_aside(&self, aside: &Aside<'_>) -> Result<()> {
+        self.broker.set_aside(aside).await
     }
 
     async fn inspect(&self) -> Result<Vec<Finding>> {

@@ -274,7 +274,7 @@ fn too_slow(limit: Duration) -> Verdict {
 }
 
 pub(super) fn retry(error_type: &str, error: String) -> Verdict {
-    let failed = Failed { error_type: error_type.to_owned(), error, causes: Vec::new() };
+    let failed = Failed::new(error_type, error, Vec::new());
     Verdict::Retry { failed, after: None }
 }
 
@@ -291,11 +291,7 @@ impl<I: Inbox> SlotRun<I> {
         if !self.broker.has_places() || self.spec.skipped_to == Place::Nowhere {
             return Ok(());
         }
-        let failed = Failed {
-            error_type: "skipped".to_owned(),
-            error: format!("no handler for the type {:?}", event.kind()),
-            causes: Vec::new(),
-        };
+        let failed = Failed::new("skipped", format!("no handler for the type {:?}", event.kind()), Vec::new());
         let aside = Aside {
             consumer: &self.spec.name,
             kind: AsideKind::Skipped,

@@ -33,7 +33,15 @@ pub(super) async fn send_dead_letters<I: Inbox>(run: Arc<SlotRun<I>>) -> Result<
             attempts: letter.attempts,
             origin: Some(&letter.origin),
         };
-        run.broker.set_aside(&aside).await?;
+        match run.broker.set_aside(&aside).await {
+            Ok(()) => {}
+            // It would hold up the others for ever. The store has it.
+            Err(error) if error.kind().belongs_to_event() => {
+                tracing::warn!(consumer = %run.spec.name, dead_letter = letter.id, error_type = error.kind().as_str(),
+                    %error, "the broker does not take a copy of a dead letter");
+            }
+            Err(error) => return Err(error),
+        }
         retries.sent(letter.id).await?;
     }
     Ok(())

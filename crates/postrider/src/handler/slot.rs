@@ -26,6 +26,8 @@ use crate::task;
 const DUE_EVERY: Duration = Duration::from_millis(200);
 /// And this often while none is known of: a person may have asked for a dead letter again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A message that waits for one that is gone waits for this long at most.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// Held messages taken at once.
 const DUE_LIMIT: usize = 100;
 /// The wait before dead letters are sent again that the broker did not take.
@@ -84,11 +86,20 @@ async fn consume<I: Inbox>(
 ) -> Result<()> {
     let opening = run.clone();
     let opening = task::start(async move { opening.inbox.retries().open(opening.part()).await });
-    let mut desk = Desk::new(task::join(&mut Some(opening)).await?);
+    let held = match task::join(&mut Some(opening)).await {
+        Ok(held) => held,
+        Err(error) => {
+            // Not dropped: that would cancel it first, see `Subscription::close` of RabbitMQ's.
+            let _ = subscription.close().await;
+            return Err(error);
+        }
+    };
+    let mut desk = Desk::new(held);
     let mut works: JoinSet<Finished> = JoinSet::new();
     let turns = Arc::new(Semaphore::new(usize::from(run.spec.concurrency)));
     let mut looking: Option<JoinHandle<Result<Vec<Held>>>> = None;
     let mut next_look = Instant::now();
+    let mut next_sweep = Instant::now() + SWEEP_EVERY;
     let mut sending: Option<JoinHandle<Result<()>>> = None;
     let mut next_send = Instant::now();
     // How many batches are under way; more messages are waited for otherwise.
@@ -109,7 +120,16 @@ async fn consume<I: Inbox>(
         }
         if looking.is_none() && Instant::now() >= next_look {
             let run = run.clone();
-            looking = Some(task::start(async move { run.inbox.retries().due(run.part(), DUE_LIMIT).await }));
+            let is_sweep = desk.has_held() && next_sweep <= Instant::now();
+            if is_sweep {
+                next_sweep = Instant::now() + SWEEP_EVERY;
+            }
+            looking = Some(task::start(async move {
+                if is_sweep {
+                    run.inbox.retries().free_stranded(run.part()).await?;
+                }
+                run.inbox.retries().due(run.part(), DUE_LIMIT).await
+            }));
         }
         tokio::select! {
             biased;

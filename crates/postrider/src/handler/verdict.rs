@@ -90,7 +90,7 @@ pub(crate) fn failed(error_type: &str, error: &(dyn std::error::Error + 'static)
         causes.push(cause.to_string());
         source = cause.source();
     }
-    Failed { error_type: error_type.to_owned(), error: error.to_string(), causes }
+    Failed::new(error_type, error.to_string(), causes)
 }
 
 #[cfg(test)]

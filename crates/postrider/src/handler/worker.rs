@@ -169,11 +169,8 @@ impl<I: Inbox> Worker<I> {
         // The other one was applied; this one needs an id of its own to be kept beside it.
         let fingerprint = event.fingerprint().unwrap_or_default().cast_unsigned();
         let id = id_of_hash(event.id().as_u128() ^ u128::from(fingerprint));
-        let failed = Failed {
-            error_type: "forged".to_owned(),
-            error: format!("another event with the id {} was applied before", event.id()),
-            causes: Vec::new(),
-        };
+        let error = format!("another event with the id {} was applied before", event.id());
+        let failed = Failed::new("forged", error, Vec::new());
         self.bury(Body::Event(event), id, &failed, &message.origin, None).await?;
         Some(KeyState::Free)
     }
@@ -197,16 +194,16 @@ impl<I: Inbox> Worker<I> {
     async fn retry(&self, held: &Arc<Held>) -> Option<KeyState> {
         let spec = &self.run.spec;
         let event = Arc::new(held.event.clone());
-        if held.attempts > spec.retries {
-            let failed = Failed {
-                error_type: "crash".to_owned(),
-                error: "the process ended whenever it had the message".to_owned(),
-                causes: Vec::new(),
-            };
+        // A redelivery counts as an attempt, and may be none; without retries it gets one all the same.
+        if held.attempts > spec.retries.max(1) {
+            let failed = Failed::new("crash", "the process ended whenever it had the message", Vec::new());
             self.bury_held(held, &failed).await?;
             return self.key_state(event.key()).await;
         }
-        self.insist("count an attempt", || self.run.inbox.retries().begin_attempt(held)).await?;
+        let begin = || self.run.inbox.retries().begin_attempt(held);
+        if !self.insist("count an attempt", begin).await? {
+            return self.key_state(event.key()).await;
+        }
         let attempts = held.attempts + 1;
         let said = match self.attempt(&event, Some(held)).await {
             Some(Outcome::Said(said)) => said,

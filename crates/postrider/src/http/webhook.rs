@@ -144,7 +144,7 @@ impl RemoteHandler for Webhook {
 }
 
 fn failed(error_type: String, error: &Error) -> Failed {
-    Failed { error_type, error: error.message().to_owned(), causes: error.causes() }
+    Failed::new(error_type, error.message(), error.causes())
 }
 
 /// As the HTTP binding of CloudEvents asks: what is not printable ASCII, spaces, quotes and percent signs.

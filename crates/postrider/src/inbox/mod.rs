@@ -128,6 +128,19 @@ pub struct Failed {
     pub causes: Vec<String>,
 }
 
+impl Failed {
+    /// What can be kept: no database takes a NUL character in a text.
+    pub fn new(error_type: impl Into<String>, error: impl Into<String>, causes: Vec<String>) -> Self {
+        let causes = causes.into_iter().map(without_nul).collect();
+        Self { error_type: without_nul(error_type.into()), error: without_nul(error.into()), causes }
+    }
+}
+
+/// The text with a mark in the place of what cannot be stored.
+pub(crate) fn without_nul(text: String) -> String {
+    if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
+}
+
 /// One attempt, as a dead letter shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
@@ -266,8 +279,15 @@ pub trait Retries: Send + Sync {
     /// Held messages of the slot whose time has come and that are the first of their key; the earliest first.
     async fn due(&self, part: Part<'_>, limit: usize) -> Result<Vec<Held>>;
 
-    /// Counts an attempt before it runs.
-    async fn begin_attempt(&self, held: &Held) -> Result<()>;
+    /// Makes those due that wait for one that is gone: it left while they came. Only where writers do not exclude each
+    /// other.
+    async fn free_stranded(&self, part: Part<'_>) -> Result<()> {
+        let _ = part;
+        Ok(())
+    }
+
+    /// Counts an attempt before it runs. False when the message is not held any more.
+    async fn begin_attempt(&self, held: &Held) -> Result<bool>;
 
     /// The attempt failed: due again after `delay`. Without a failure it was a pause, and the attempt is not counted.
     async fn failed(&self, held: &Held, failed: Option<&Failed>, delay: Duration) -> Result<()>;

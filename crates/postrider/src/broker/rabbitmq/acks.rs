@@ -32,9 +32,17 @@ impl Acks {
         self.open.insert(tag);
     }
 
-    /// A message that is told of at once.
-    pub fn settled(&mut self, tag: u64) {
+    /// One message; it is told of at once, and with it what it has held up.
+    pub fn settled(&mut self, tag: u64) -> Told {
+        if !self.untold.is_empty() {
+            let mut told = self.settled_all(&[tag]);
+            if self.untold.remove(&tag) {
+                told.alone.push(tag);
+            }
+            return told;
+        }
         self.open.remove(&tag);
+        Told { up_to: None, alone: vec![tag] }
     }
 
     /// Messages that may be told of together.
@@ -68,10 +76,16 @@ mod tests {
         (1..=8).for_each(|tag| acks.delivered(tag));
         assert_eq!(acks.settled_all(&[2, 1, 4]), Told { up_to: Some(2), alone: vec![] });
         assert_eq!(acks.settled_all(&[5, 6]), Told::default());
-        acks.settled(8);
+        assert_eq!(acks.settled(8), Told { up_to: None, alone: vec![8] }, "at once, although 3 is open");
         assert_eq!(acks.settled_all(&[3]), Told { up_to: Some(6), alone: vec![] });
         assert_eq!(acks.settled_all(&[7]), Told { up_to: Some(7), alone: vec![] });
         assert_eq!(acks.rest(), Vec::<u64>::new());
+
+        (9..=11).for_each(|tag| acks.delivered(tag));
+        assert_eq!(acks.settled_all(&[10, 11]), Told::default());
+        assert_eq!(acks.settled(9), Told { up_to: Some(11), alone: vec![] }, "nothing is left behind");
+        acks.delivered(12);
+        assert_eq!(acks.settled(12), Told { up_to: None, alone: vec![12] });
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::broker::cloudevents::{self, Attribute, Decoder};
 use crate::broker::{Delivery, Origin, RawMessage, Undecodable, topic};
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
+use crate::inbox::without_nul;
 
 /// The header that sharded consumers' queues are bound by: the event's hash, modulo [`crate::handler::SLOTS_MAX`].
 pub(super) const SLOT_HEADER: &str = "postrider-slot";
@@ -170,7 +171,7 @@ pub(super) fn fitting(text: &str) -> Option<&str> {
 pub(super) fn delivery(received: Received, queue: &str) -> Delivery {
     let origin = Origin {
         exchange: received.exchange.to_string(),
-        topic: received.routing_key.to_string(),
+        topic: without_nul(received.routing_key.to_string()),
         queue: queue.to_owned(),
         offset: None,
     };
@@ -184,7 +185,7 @@ fn raw(properties: &BasicProperties, payload: Bytes) -> RawMessage {
     let mut headers = BTreeMap::new();
     for (name, value) in properties.headers().iter().flatten() {
         if let Some(value) = as_text(value) {
-            headers.insert(name.to_string(), value);
+            headers.insert(without_nul(name.to_string()), without_nul(value));
         }
     }
     let named = [
@@ -196,7 +197,7 @@ fn raw(properties: &BasicProperties, payload: Bytes) -> RawMessage {
     ];
     for (name, value) in named {
         if let Some(value) = value {
-            headers.insert(name.to_owned(), value.to_string());
+            headers.insert(name.to_owned(), without_nul(value.to_string()));
         }
     }
     RawMessage { headers, payload }

@@ -53,6 +53,13 @@ impl QueueSubscription {
         Ok(Self { consumer, channel, queue, shown: shown.to_owned(), acks })
     }
 
+    fn tell_all(&self, told: Told) -> Result<()> {
+        if let Some(tag) = told.up_to {
+            self.tell(tag, true)?;
+        }
+        told.alone.into_iter().try_for_each(|tag| self.tell(tag, false))
+    }
+
     fn tell(&self, tag: u64, multiple: bool) -> Result<()> {
         // The first poll queues the frame; waiting until the socket took it would cost two context switches per
         // message and prove nothing, because the broker does not answer acks. Their number is bounded by the prefetch.
@@ -110,16 +117,13 @@ impl Subscription for QueueSubscription {
     }
 
     async fn ack(&mut self, tag: u64) -> Result<()> {
-        self.acks.settled(tag);
-        self.tell(tag, false)
+        let told = self.acks.settled(tag);
+        self.tell_all(told)
     }
 
     async fn ack_all(&mut self, tags: &[u64]) -> Result<()> {
-        let Told { up_to, alone } = self.acks.settled_all(tags);
-        if let Some(tag) = up_to {
-            self.tell(tag, true)?;
-        }
-        alone.into_iter().try_for_each(|tag| self.tell(tag, false))
+        let told = self.acks.settled_all(tags);
+        self.tell_all(told)
     }
 
     /// Closes the channel, which gives back what is unacked and frees the queue in one step. Dropping the consumer alone

@@ -191,13 +191,24 @@ impl Retries for PostgresStore {
         rows.iter().map(|row| held(part.consumer, row)).collect()
     }
 
-    async fn begin_attempt(&self, held: &Held) -> Result<()> {
-        sqlx::query("UPDATE postrider.held SET state = 'running', attempts = attempts + 1 WHERE id = $1")
+    async fn free_stranded(&self, part: Part<'_>) -> Result<()> {
+        sqlx::query(OPEN_STRANDED)
+            .bind(part.consumer)
+            .bind(part.slots as i32)
+            .bind(part.slot as i32)
+            .execute(&self.own)
+            .await
+            .map_err(db)?;
+        Ok(())
+    }
+
+    async fn begin_attempt(&self, held: &Held) -> Result<bool> {
+        let begun = sqlx::query("UPDATE postrider.held SET state = 'running', attempts = attempts + 1 WHERE id = $1")
             .bind(held.id)
             .execute(&self.pool)
             .await
             .map_err(db)?;
-        Ok(())
+        Ok(begun.rows_affected() == 1)
     }
 
     async fn failed(&self, held: &Held, failed: Option<&Failed>, delay: Duration) -> Result<()> {

@@ -266,10 +266,16 @@ impl Retries for SqliteStore {
         rows.iter().map(|row| held(part.consumer, row).map_err(self.failed(DOING))).collect()
     }
 
-    async fn begin_attempt(&self, held: &Held) -> Result<()> {
-        let query =
-            sqlx::query("UPDATE held SET state = 'running', attempts = attempts + 1 WHERE id = ?").bind(held.id);
-        self.write_one("the attempt was not counted", query).await
+    async fn begin_attempt(&self, held: &Held) -> Result<bool> {
+        const DOING: &str = "the attempt was not counted";
+        let mut tx = self.write(DOING).await?;
+        let begun = sqlx::query("UPDATE held SET state = 'running', attempts = attempts + 1 WHERE id = ?")
+            .bind(held.id)
+            .execute(&mut *tx)
+            .await
+            .map_err(self.failed(DOING))?;
+        tx.commit().await.map_err(self.failed(DOING))?;
+        Ok(begun.rows_affected() == 1)
     }
 
     async fn failed(&self, held: &Held, failed: Option<&Failed>, delay: Duration) -> Result<()> {
