@@ -113,7 +113,7 @@ pub(super) fn properties(event: &Event) -> BasicProperties {
     cloudevents::encode(event, |attribute, value| {
         headers.insert(amqp_name(attribute).into(), AMQPValue::LongString(value.into_owned().into()));
     });
-    for (name, value) in event.headers() {
+    for (name, value) in cloudevents::own_headers(event) {
         if let Ok(name) = ShortString::try_new(name.as_str()) {
             headers.insert(name, AMQPValue::LongString(value.as_str().into()));
         }

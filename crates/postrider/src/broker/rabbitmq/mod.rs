@@ -9,9 +9,9 @@
 //!
 //! The way of an event: `frame` makes it a CloudEvents message, as `message` says; `publisher` sends a batch over a
 //! `wire` and waits for the confirms, which `flights` keeps account of; `topology` declares where it gathers,
-//! `subscription` receives it over a `link`, and what a consumer could not apply goes to `places`. Publishing, consuming and setting aside have a connection each: RabbitMQ blocks a whole
-//! connection when it is short of memory or disk, and consuming must go on then, or it would never recover. `error`
-//! translates reply codes.
+//! `subscription` receives it over a `link`, and what a consumer could not apply goes to `places`. Publishing,
+//! consuming and setting aside have a connection each: RabbitMQ blocks a whole connection when it is short of memory
+//! or disk, and consuming must go on then, or it would never recover. `error` translates reply codes.
 //!
 //! What must hold:
 //! - Delivered means acked and not returned. Messages are `mandatory`, because RabbitMQ confirms what it cannot route.

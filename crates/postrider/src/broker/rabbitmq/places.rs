@@ -65,13 +65,9 @@ impl Places {
     }
 
     async fn open(&self) -> Result<Open> {
-        let opening = async {
-            let channel = self.link.live().await?.channel().await.map_err(|error| self.failed(error))?;
-            let options = ConfirmSelectOptions::default();
-            channel.confirm_select(options).await.map_err(|error| self.failed(error))?;
-            Ok(Open { channel, known: HashSet::new() })
-        };
-        opening.await
+        let channel = self.link.live().await?.channel().await.map_err(|error| self.failed(error))?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await.map_err(|error| self.failed(error))?;
+        Ok(Open { channel, known: HashSet::new() })
     }
 
     async fn publish(&self, channel: &Channel, queue: &str, aside: &Aside<'_>) -> Result<()> {

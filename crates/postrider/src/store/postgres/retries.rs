@@ -21,7 +21,7 @@ const OPEN_RUNNING: &str = "UPDATE postrider.held SET state = 'suspect', next_at
      WHERE consumer = $1 AND shard % $2 = $3 AND state = 'running'";
 
 /// A message that waits for one that is gone: the one before it left while it came.
-const OPEN_STRANDED: &str = "UPDATE postrider.held h SET state = 'retrying', next_at = clock_timestamp() \
+const STRANDED: &str = "UPDATE postrider.held h SET state = 'retrying', next_at = clock_timestamp() \
      WHERE consumer = $1 AND shard % $2 = $3 AND next_at = 'infinity' AND NOT EXISTS \
        (SELECT 1 FROM postrider.held p WHERE p.consumer = h.consumer AND p.key = h.key AND p.id < h.id)";
 
@@ -136,15 +136,14 @@ fn unsent(row: &PgRow) -> Result<Unsent> {
 #[async_trait]
 impl Retries for PostgresStore {
     async fn open(&self, part: Part<'_>) -> Result<Vec<String>> {
-        for statement in [OPEN_RUNNING, OPEN_STRANDED] {
-            sqlx::query(statement)
-                .bind(part.consumer)
-                .bind(part.slots as i32)
-                .bind(part.slot as i32)
-                .execute(&self.own)
-                .await
-                .map_err(db)?;
-        }
+        sqlx::query(OPEN_RUNNING)
+            .bind(part.consumer)
+            .bind(part.slots as i32)
+            .bind(part.slot as i32)
+            .execute(&self.own)
+            .await
+            .map_err(db)?;
+        self.free_stranded(part).await?;
         let rows = sqlx::query(KEYS)
             .bind(part.consumer)
             .bind(part.slots as i32)
@@ -192,7 +191,7 @@ impl Retries for PostgresStore {
     }
 
     async fn free_stranded(&self, part: Part<'_>) -> Result<()> {
-        sqlx::query(OPEN_STRANDED)
+        sqlx::query(STRANDED)
             .bind(part.consumer)
             .bind(part.slots as i32)
             .bind(part.slot as i32)
