@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use postrider::Route;
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::broker::rabbitmq::{self, RabbitMq, RabbitMqSettings};
@@ -136,7 +137,7 @@ pub async fn inspect_redis(url: &Secret) -> Result<Vec<Finding>> {
 
 /// The relay to the one destination.
 pub fn relay(config: &Config, store: &Arc<dyn Store>, broker: &Arc<dyn Broker>) -> Relay {
-    let source = store.source(DESTINATION, config.relay.lanes);
+    let source = store.source(&Route::all(DESTINATION), config.relay.lanes);
     let leases: Arc<dyn Leases> = store.clone();
     Relay::new(DESTINATION, source, leases, broker.clone(), relay_settings(config))
 }

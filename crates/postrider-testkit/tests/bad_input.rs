@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use postrider::Route;
 use postrider::broker::Broker;
 use postrider::broker::rabbitmq::{RabbitMq, RabbitMqSettings};
 use postrider::event::Event;
@@ -42,7 +43,7 @@ impl Running {
             Backoff { base: Duration::from_millis(100), max: Duration::from_millis(500), jitter: Duration::ZERO };
         let settings = RelaySettings { backoff, ..RelaySettings::default() };
         let leases: Arc<dyn Leases> = Arc::new(store.clone());
-        let relay = Relay::new("default", store.source("default", 1), leases, broker, settings);
+        let relay = Relay::new("default", store.source(&Route::all("default"), 1), leases, broker, settings);
         let stop = CancellationToken::new();
         Self { task: Some(tokio::spawn(relay.run(stop.clone()))), stop }
     }
@@ -239,7 +240,7 @@ async fn an_invalid_event_never_enters_the_outbox() {
     let good = event("k", "good");
     Outbox::new().append(&mut tx, &good).await.expect("appended");
     tx.commit().await.expect("commits");
-    assert_eq!(bed.store().backlog("default").await.expect("answers").pending, 1);
+    assert_eq!(bed.store().backlog(&Route::all("default")).await.expect("answers").pending, 1);
 }
 
 /// sqlx 0.9.0 hands the connection of a cancelled `begin()` back with an open transaction; the next user would write

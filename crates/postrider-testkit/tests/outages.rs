@@ -7,6 +7,7 @@ mod own_servers {
     use std::sync::Arc;
     use std::time::Duration;
 
+    use postrider::Route;
     use postrider::broker::Broker;
     use postrider::broker::rabbitmq::{RabbitMq, RabbitMqSettings};
     use postrider::event::Event;
@@ -49,7 +50,10 @@ mod own_servers {
         let breaker = BreakerSettings { open: Duration::from_secs(2), ..BreakerSettings::default() };
         let leases: Arc<dyn Leases> = Arc::new(bed.store().clone());
         let settings = RelaySettings { breaker, ..RelaySettings::default() };
-        (Relay::new("default", bed.store().source("default", 1), leases, broker, settings), CancellationToken::new())
+        (
+            Relay::new("default", bed.store().source(&Route::all("default"), 1), leases, broker, settings),
+            CancellationToken::new(),
+        )
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use postrider::Route;
 use postrider::event::Event;
 use postrider::handler::{ConsumerSpec, HandlerError};
 use postrider::source::Source;
@@ -42,7 +43,11 @@ impl Bed for Planted {
     }
     fn source(&self, lanes: u32) -> Arc<dyn Source> {
         let store = self.bed.store();
-        Arc::new(PlantedSource { inner: store.source("default", lanes), store: store.clone(), bug: self.bug })
+        Arc::new(PlantedSource {
+            inner: store.source(&Route::all("default"), lanes),
+            store: store.clone(),
+            bug: self.bug,
+        })
     }
     fn open_again(&self) -> std::pin::Pin<Box<dyn Future<Output = Self::Store> + Send>> {
         self.bed.open_again()

@@ -204,7 +204,7 @@ mod postgres_only {
         let old = event("k", "old").rebuild().time(old).build().expect("valid");
         bed.store().enqueue(&[old]).await.expect("enqueued");
         assert_eq!(bed.store().maintain(&Retention::default()).await.expect("runs").partitions_dropped, 0);
-        let (source, lease) = (bed.store().source("default", 1), bed.lease(0).await);
+        let (source, lease) = (bed.store().source(&postrider::Route::all("default"), 1), bed.lease(0).await);
         let position = source.open(&lease).await.expect("opens").position;
         let page = source.read(&lease, &position, 10).await.expect("reads");
         assert_eq!(page.rows.len(), 1);

@@ -10,7 +10,7 @@ use postrider::handler::HandlerError;
 use postrider::migrate::Migrate;
 use postrider::store::Store;
 use postrider::store::sqlite::SqliteStore;
-use postrider::{Consumer, ConsumerSpec, Event, Handler, Outbox, Relay, RelaySettings};
+use postrider::{Consumer, ConsumerSpec, Event, Handler, Outbox, Relay, RelaySettings, Route};
 use sqlx::{Sqlite, Transaction};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let broker = Arc::new(Embedded::new(store.clone()));
     let settings = RelaySettings::default();
-    let source = store.source("default", settings.lanes);
+    let source = store.source(&Route::all("default"), settings.lanes);
     let relay = Relay::new("default", source, store.clone(), broker.clone(), settings);
     let relay = tokio::spawn(relay.run(stop.clone()));
 

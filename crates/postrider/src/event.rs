@@ -3,6 +3,7 @@
 //! [`Event`] is what the outbox stores, the relay carries and a handler receives. Services in Rust usually do not build
 //! one by hand: they implement [`Payload`] for their own serde type and call [`Event::of`].
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -12,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
+use crate::broker::cloudevents;
 use crate::error::{Error, Kind, Result};
 
 /// AMQP carries routing keys as short strings, and Kafka topic names end at 249; 255 is the widest limit that the
@@ -81,6 +83,16 @@ pub struct Event {
     pub(crate) content_type: String,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) payload: Bytes,
+    pub(crate) wire: Wire,
+}
+
+/// What is special about an event on its way to a broker. Not stored: sources that need it set it anew.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Wire {
+    /// The message id when it is not the event's UUID.
+    pub message_id: Option<String>,
+    /// Whether payload, headers and message id travel without the envelope.
+    pub is_raw: bool,
 }
 
 /// An event without its payload, as JSON: how stores keep held messages and dead letters.
@@ -197,6 +209,7 @@ impl Event {
             content_type,
             headers,
             payload,
+            wire: Wire::default(),
         })
     }
 
@@ -234,6 +247,7 @@ impl Event {
                 content_type: JSON.to_owned(),
                 headers: BTreeMap::new(),
                 payload: Bytes::new(),
+                wire: Wire::default(),
             },
         }
     }
@@ -257,6 +271,17 @@ impl Event {
     /// The id: a UUIDv7 unless the producer chose one. It is the message id on every broker and the inbox's key.
     pub fn id(&self) -> Uuid {
         self.id
+    }
+    /// The message id on every broker: the id, unless the producer has one that is no UUID.
+    pub fn message_id(&self) -> Cow<'_, str> {
+        match &self.wire.message_id {
+            Some(id) => Cow::Borrowed(id),
+            None => Cow::Owned(self.id.to_string()),
+        }
+    }
+    /// Whether it travels raw: payload, headers of its own and message id, without the envelope.
+    pub fn is_raw(&self) -> bool {
+        self.wire.is_raw
     }
     /// Where it is published: routing key on RabbitMQ, topic elsewhere.
     pub fn topic(&self) -> &str {
@@ -478,6 +503,19 @@ impl EventBuilder {
         self
     }
 
+    /// Chooses a message id that need not be a UUID, such as `outbox-17`. The event's id is then the one that a consumer
+    /// derives from it and the source.
+    pub fn message_id(mut self, message_id: impl Into<String>) -> Self {
+        self.event.wire.message_id = Some(message_id.into());
+        self
+    }
+
+    /// Lets payload, headers and message id travel without the envelope, for consumers that expect nothing else.
+    pub fn raw(mut self) -> Self {
+        self.event.wire.is_raw = true;
+        self
+    }
+
     /// Chooses the creation time.
     pub fn time(mut self, time: DateTime<Utc>) -> Self {
         self.event.time = time.trunc_subsecs(6);
@@ -507,7 +545,15 @@ impl EventBuilder {
     }
 
     /// The event, when it keeps all rules.
-    pub fn build(self) -> Result<Event> {
+    pub fn build(mut self) -> Result<Event> {
+        if let Some(message_id) = &self.event.wire.message_id {
+            check_text("message id", message_id, KEY_BYTES_MAX)?;
+            let source = match self.event.wire.is_raw {
+                true => "",
+                false => self.event.source.as_deref().unwrap_or(cloudevents::SOURCE_DEFAULT),
+            };
+            self.event.id = cloudevents::id_of(source, message_id);
+        }
         self.event.validate()?;
         Ok(self.event)
     }

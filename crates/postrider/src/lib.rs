@@ -60,6 +60,7 @@ pub mod http;
 pub mod idempotency;
 mod task;
 
+pub use broker::topic::Route;
 pub use error::{Error, Kind, Result, Retry};
 pub use event::{Event, EventBuilder, Payload};
 pub use handler::{Consumer, ConsumerSpec, Handler};

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::Serialize;
 
+use crate::broker::topic::Route;
 use crate::error::Result;
 
 /// What is kept how long.
@@ -87,5 +88,5 @@ pub trait Upkeep: Send + Sync {
     async fn maintain(&self, retention: &Retention) -> Result<UpkeepReport>;
 
     /// How much waits for one destination, and how long already.
-    async fn backlog(&self, destination: &str) -> Result<Backlog>;
+    async fn backlog(&self, route: &Route) -> Result<Backlog>;
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use comfy_table::Color;
+use postrider::Route;
 use postrider::lease::LeaseView;
 use postrider::store::Store;
 use postrider::upkeep::{BACKLOG_COUNT_MAX, Backlog};
@@ -101,7 +102,7 @@ async fn read(config: &Config, store: &dyn Store) -> Result<Status> {
         broker: config.broker.url.to_string(),
         destination: DESTINATION,
         schema: store.schema().await?.found,
-        backlog: store.backlog(DESTINATION).await?,
+        backlog: store.backlog(&Route::all(DESTINATION)).await?,
         leases: store.leases().await?.into_iter().map(LeaseLine::of).collect(),
     })
 }

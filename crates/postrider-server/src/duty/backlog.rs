@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use postrider::Route;
 use postrider::store::Store;
 use postrider::upkeep::Backlog;
 
@@ -29,7 +30,7 @@ impl Duty for BacklogDuty {
     const EVERY: Duration = Duration::from_secs(10);
 
     async fn run_once(&mut self) {
-        let backlog = match self.store.backlog(DESTINATION).await {
+        let backlog = match self.store.backlog(&Route::all(DESTINATION)).await {
             Ok(backlog) => backlog,
             // The probe tells that the store is away; a second line would say nothing new.
             Err(error) => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use postrider::Route;
 use postrider::event::Event;
 use postrider::handler::HandlerError;
 use postrider::inbox::Inbox;
@@ -39,7 +40,7 @@ pub trait Bed: Send + Sync + 'static {
 
     /// The source under test; a planted bug replaces it.
     fn source(&self, lanes: u32) -> Arc<dyn Source> {
-        self.store().source("default", lanes)
+        self.store().source(&Route::all("default"), lanes)
     }
 
     /// Opens a producer's transaction. Several may be open at once only where writers are concurrent.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use postrider::Kind;
+use postrider::Route;
 use postrider::dead::{DeadFilter, DeadLetters, DeadView, Replay, Replayed, Stage, Stopped};
 use postrider::event::Event;
 use postrider::source::{Failure, Park, ParkedState, Settlement};
@@ -38,7 +39,7 @@ async fn letters(bed: &impl Bed) -> Vec<DeadView> {
 }
 
 async fn parked(bed: &impl Bed) -> (u64, u64, u64) {
-    let backlog = bed.store().backlog("default").await.expect("answers");
+    let backlog = bed.store().backlog(&Route::all("default")).await.expect("answers");
     (backlog.retrying, backlog.waiting, backlog.failed)
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postrider::Kind;
+use postrider::Route;
 use postrider::broker::Broker;
 use postrider::event::Event;
 use postrider::lease::{LeaseTimes, Leases};
@@ -93,7 +94,7 @@ pub async fn committed_events_are_published(bed: &impl Bed) {
     until("publishing", async || broker.arrived().len() >= 100).await;
     relay.stop().await;
     assert_eq!(broker.arrived().len(), 100, "nothing is published twice without need");
-    assert_eq!(bed.store().backlog("default").await.expect("answers").pending, 0);
+    assert_eq!(bed.store().backlog(&Route::all("default")).await.expect("answers").pending, 0);
 
     let relay = Running::start(bed, broker.clone(), settings());
     commit(bed, &[event("k", "last")]).await;
@@ -119,7 +120,7 @@ pub async fn a_refused_event_holds_back_only_its_key(bed: &impl Bed) {
     let keys = first_arrivals(&broker.arrived());
     assert_eq!(keys["k"], ["k0", "k1", "k2", "k3", "k4"]);
     assert!(keys["other"].is_sorted());
-    let backlog = bed.store().backlog("default").await.expect("answers");
+    let backlog = bed.store().backlog(&Route::all("default")).await.expect("answers");
     assert_eq!((backlog.pending, backlog.retrying, backlog.waiting, backlog.failed), (0, 0, 0, 0));
 }
 
@@ -131,10 +132,10 @@ pub async fn a_poison_event_ends_as_failed(bed: &impl Bed) {
     });
     let relay = Running::start(bed, broker.clone(), settings());
     commit(bed, &[event("k", "poison"), event("k", "behind"), event("other", "fine")]).await;
-    until("failing", async || bed.store().backlog("default").await.expect("answers").failed == 1).await;
+    until("failing", async || bed.store().backlog(&Route::all("default")).await.expect("answers").failed == 1).await;
     commit(bed, &[event("k", "later"), event("other", "fine too")]).await;
     until("publishing", async || broker.arrived().len() >= 2).await;
-    until("waiting", async || bed.store().backlog("default").await.expect("answers").waiting == 2).await;
+    until("waiting", async || bed.store().backlog(&Route::all("default")).await.expect("answers").waiting == 2).await;
     relay.stop().await;
     assert_eq!(names(&broker.arrived()), ["fine", "fine too"]);
 }
@@ -147,7 +148,7 @@ pub async fn an_event_too_large_is_failed_at_once(bed: &impl Bed) {
     });
     let relay = Running::start(bed, broker.clone(), settings());
     commit(bed, &[event("k", "large"), event("other", "small")]).await;
-    until("failing", async || bed.store().backlog("default").await.expect("answers").failed == 1).await;
+    until("failing", async || bed.store().backlog(&Route::all("default")).await.expect("answers").failed == 1).await;
     until("publishing", async || broker.arrived().len() == 1).await;
     relay.stop().await;
 }
@@ -164,7 +165,7 @@ pub async fn an_outage_costs_no_attempts(bed: &impl Bed) {
     commit(bed, &events).await;
     // More failing calls than an event has attempts, and than the breaker needs to open.
     until("failing calls", async || broker.calls() >= 7).await;
-    let backlog = bed.store().backlog("default").await.expect("answers");
+    let backlog = bed.store().backlog(&Route::all("default")).await.expect("answers");
     assert_eq!((backlog.pending, backlog.retrying, backlog.failed), (40, 0, 0), "the outage was blamed on events");
     is_down.store(false, std::sync::atomic::Ordering::SeqCst);
     until("publishing", async || broker.arrived().len() >= 40).await;
@@ -211,7 +212,7 @@ pub async fn random_trouble_loses_and_reorders_nothing(bed: &impl Bed) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
         let arrived: HashSet<_> = broker.arrived().iter().map(Event::id).collect();
-        let backlog = bed.store().backlog("default").await.expect("answers");
+        let backlog = bed.store().backlog(&Route::all("default")).await.expect("answers");
         if arrived == all && backlog.pending + backlog.retrying + backlog.waiting == 0 {
             break;
         }

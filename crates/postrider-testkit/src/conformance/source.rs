@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postrider::Kind;
+use postrider::Route;
 use postrider::lease::Leases;
 use postrider::source::{Failure, Page, Park, ParkedState, Position, Settlement, Source};
 use postrider::upkeep::Upkeep;
@@ -229,7 +230,7 @@ pub async fn a_failed_event_keeps_its_key_back(bed: &impl Bed) {
         .await
         .expect("settles");
     assert!(source.due(&lease, 10).await.expect("answers").is_empty());
-    let backlog = bed.store().backlog("default").await.expect("answers");
+    let backlog = bed.store().backlog(&Route::all("default")).await.expect("answers");
     assert_eq!((backlog.pending, backlog.waiting, backlog.failed), (0, 1, 1));
 }
 
@@ -243,7 +244,7 @@ pub async fn a_parked_row_that_is_read_again_stays_as_it_is(bed: &impl Bed) {
     for park in [failed(id, ParkedState::Failed, Duration::ZERO), waiting(id)] {
         source.settle(&lease, &Settlement { park: vec![park], ..Settlement::default() }).await.expect("settles");
     }
-    let backlog = bed.store().backlog("default").await.expect("answers");
+    let backlog = bed.store().backlog(&Route::all("default")).await.expect("answers");
     assert_eq!((backlog.waiting, backlog.failed), (0, 1));
 }
 
@@ -299,13 +300,13 @@ pub async fn the_backlog_is_what_waits(bed: &impl Bed) {
     tx.append(&old).await;
     tx.commit().await;
     committed(bed, "k", &["new"]).await;
-    let backlog = bed.store().backlog("default").await.expect("answers");
+    let backlog = bed.store().backlog(&Route::all("default")).await.expect("answers");
     assert_eq!(backlog.pending, 2);
     assert!(backlog.oldest_secs.is_some_and(|age| (7190..7300).contains(&age)), "{backlog:?}");
     let mut reader = Reader::new(bed).await;
     reader.read(10).await;
     reader.settle().await;
-    let backlog = bed.store().backlog("default").await.expect("answers");
+    let backlog = bed.store().backlog(&Route::all("default")).await.expect("answers");
     assert_eq!((backlog.pending, backlog.oldest_secs), (0, None));
 }
 

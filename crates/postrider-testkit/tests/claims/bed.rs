@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use postrider::Route;
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::claim::{ClaimCheck, Claims, Hash, Object, Objects};
@@ -140,8 +141,13 @@ impl ClaimBed {
         let store = self.bed.store();
         let breaker = BreakerSettings { open: Duration::from_millis(200), ..BreakerSettings::default() };
         let settings = RelaySettings { breaker, attempts_max: 1, ..RelaySettings::default() };
-        let relay =
-            Relay::new("default", store.source("default", 1), Arc::new(store.clone()), broker.clone(), settings);
+        let relay = Relay::new(
+            "default",
+            store.source(&Route::all("default"), 1),
+            Arc::new(store.clone()),
+            broker.clone(),
+            settings,
+        );
         let tasks = vec![tokio::spawn(relay.run(stop.clone()))];
         Crew { stop, tasks }
     }
@@ -213,7 +219,7 @@ impl ClaimBed {
     }
 
     pub async fn backlog(&self) -> Backlog {
-        self.bed.store().backlog("default").await.expect("the backlog is read")
+        self.bed.store().backlog(&Route::all("default")).await.expect("the backlog is read")
     }
 }
 

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
 use crate::event::{
-    Event, HEADER_NAME_BYTES_MAX, HEADER_VALUE_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, TEXT_BYTES_MAX, id_of_hash,
+    Event, HEADER_NAME_BYTES_MAX, HEADER_VALUE_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, TEXT_BYTES_MAX, Wire, id_of_hash,
 };
 
 /// The version of the specification that we write.
@@ -112,10 +112,13 @@ impl Attribute {
     }
 }
 
-/// Gives every attribute that the event has to `put`. The four mandatory ones always come.
+/// Gives every attribute that the event has to `put`. The four mandatory ones always come; of a raw event none does.
 pub fn encode<'e>(event: &'e Event, mut put: impl FnMut(Attribute, Cow<'e, str>)) {
+    if event.is_raw() {
+        return;
+    }
     put(Attribute::SpecVersion, Cow::Borrowed(SPECVERSION));
-    put(Attribute::Id, Cow::Owned(event.id.to_string()));
+    put(Attribute::Id, event.message_id());
     put(Attribute::Source, Cow::Borrowed(event.source.as_deref().unwrap_or(SOURCE_DEFAULT)));
     put(Attribute::Type, Cow::Borrowed(&event.kind));
     put(Attribute::Time, Cow::Owned(event.time.to_rfc3339_opts(SecondsFormat::Micros, true)));
@@ -246,7 +249,7 @@ impl Decoder {
                 "let the producer set a CloudEvents id or the broker's message id, so that repetitions can be told apart",
             ));
         };
-        let id = Uuid::try_parse(id).unwrap_or_else(|_| derived_id(self.source.as_deref().unwrap_or_default(), id));
+        let id = id_of(self.source.as_deref().unwrap_or_default(), id);
         let topic = crate::inbox::without_nul(self.topic);
         let kind = text(self.kind, TEXT_BYTES_MAX).unwrap_or_else(|| topic.clone());
         Ok(Event {
@@ -265,6 +268,7 @@ impl Decoder {
             content_type: text(self.content_type, KEY_BYTES_MAX).unwrap_or_else(|| CONTENT_TYPE_DEFAULT.to_owned()),
             headers: self.headers,
             payload: payload.into(),
+            wire: Wire::default(),
         })
     }
 }
@@ -274,8 +278,12 @@ fn text(value: Option<String>, bytes_max: usize) -> Option<String> {
     value.filter(|value| !value.is_empty() && value.len() <= bytes_max && !value.chars().any(char::is_control))
 }
 
-/// A UUID (version 8) that is always the same for one source and id: CloudEvents calls that pair the event's identity.
-fn derived_id(source: &str, id: &str) -> Uuid {
+/// The UUID of a message id. One that is no UUID gives one (version 8) that is always the same for one source and id:
+/// CloudEvents calls that pair the event's identity.
+pub(crate) fn id_of(source: &str, id: &str) -> Uuid {
+    if let Ok(id) = Uuid::try_parse(id) {
+        return id;
+    }
     // FNV-1a, 128 bits: stable, and wide enough that chance does not make two ids meet.
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     for byte in source.bytes().chain([0]).chain(id.bytes()) {

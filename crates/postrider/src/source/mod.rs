@@ -153,7 +153,8 @@ pub trait Source: Send + Sync {
     /// Changes nothing.
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page>;
 
-    /// Writes the settlement durably, all of it or nothing. A park that only waits leaves a row that is parked already
+    /// Writes the settlement, all of it or nothing; durably, but for a position alone, of which a crash of the server may
+    /// take the last moments back. A park that only waits leaves a row that is parked already
     /// as it is. Fails with [`crate::Kind::LeaseLost`], and writes nothing,
     /// when the lane was opened under a later epoch. Idempotent.
     async fn settle(&self, lease: &Lease, settlement: &Settlement) -> Result<()>;

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
 use crate::broker::embedded::Queue;
+use crate::broker::topic::Route;
 use crate::claim::Claims;
 use crate::dead::DeadLetters;
 use crate::doctor::Finding;
@@ -29,8 +30,13 @@ pub mod sqlite;
 /// Everything that the binary asks of a database.
 #[async_trait]
 pub trait Store: DeadLetters + Leases + Migrate + OutboxStore + Queue + Upkeep {
-    /// The outbox as a source for one destination, cut into `lanes`.
-    fn source(&self, destination: &str, lanes: u32) -> Arc<dyn Source>;
+    /// Takes over where events go, before any relay runs. When that has changed, every destination that changed begins
+    /// where the slowest of all was: events may be published again, none is passed over. An error while another instance
+    /// relays by other routes, and when a destination that is gone still has parked events.
+    async fn set_routes(&self, routes: &[Route]) -> Result<()>;
+
+    /// The events of the outbox that go to one destination, cut into `lanes`, as a source.
+    fn source(&self, route: &Route, lanes: u32) -> Arc<dyn Source>;
 
     /// Runs a consumer whose effects happen elsewhere, with this store as its inbox, until `stop` is cancelled.
     async fn consume(

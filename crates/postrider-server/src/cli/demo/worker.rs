@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
+use postrider::Route;
 use postrider::broker::embedded::Embedded;
 use postrider::handler::HandlerError;
 use postrider::lease::LeaseTimes;
@@ -60,7 +61,7 @@ pub async fn run(args: WorkerArgs) -> Result<ExitCode> {
     match args.role {
         Role::Relay => {
             let settings = RelaySettings { lease: times, ..RelaySettings::default() };
-            let source = store.source(DESTINATION, settings.lanes);
+            let source = store.source(&Route::all(DESTINATION), settings.lanes);
             Relay::new(DESTINATION, source, shared, broker, settings).owner(args.name).run(stop).await?;
         }
         Role::Consumer { group, slots } => {

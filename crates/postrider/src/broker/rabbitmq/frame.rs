@@ -93,7 +93,10 @@ fn put_properties(out: &mut Vec<u8>, event: &Event) {
     if let Some(correlation) = correlation {
         put_short(out, correlation);
     }
-    put_short(out, event.id().hyphenated().encode_lower(&mut uuid::Uuid::encode_buffer()));
+    match &event.wire.message_id {
+        Some(id) => put_short(out, id),
+        None => put_short(out, event.id().hyphenated().encode_lower(&mut uuid::Uuid::encode_buffer())),
+    }
     out.extend_from_slice(&u64::try_from(event.time().timestamp()).unwrap_or_default().to_be_bytes());
     if let Some(kind) = kind {
         put_short(out, kind);

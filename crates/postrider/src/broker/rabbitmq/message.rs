@@ -118,8 +118,7 @@ pub(super) fn properties(event: &Event) -> BasicProperties {
             headers.insert(name, AMQPValue::LongString(value.as_str().into()));
         }
     }
-    let mut properties =
-        BasicProperties::default().with_headers(headers).with_message_id(short(&event.id().to_string()));
+    let mut properties = BasicProperties::default().with_headers(headers).with_message_id(short(&event.message_id()));
     if fitting(event.content_type()).is_some() {
         properties = properties.with_content_type(short(event.content_type()));
     }

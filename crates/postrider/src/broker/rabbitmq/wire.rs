@@ -26,6 +26,7 @@ use uuid::Uuid;
 use super::flights::{Answer, Flights, Landing};
 use super::frame::{self, Frames, Route, invalid};
 use super::settings::Address;
+use crate::broker::cloudevents;
 use crate::event::Event;
 
 /// Shown in RabbitMQ's list of connections.
@@ -161,7 +162,7 @@ impl Wire {
                     let (channel, routing_key) = (CHANNEL, event.topic());
                     let route = Route { channel, exchange, routing_key, frame_max: self.frame_max };
                     frame::put_publish(&mut state.unsent, route, event);
-                    state.flights.sent(event.id());
+                    state.flights.sent(flight(event));
                     rest = later;
                 }
                 if rest.is_empty() {
@@ -321,13 +322,18 @@ impl Work {
 
     fn returned(&self, id: Option<&str>) -> lapin::Result<()> {
         let mut state = self.shared.state();
-        let is_found = id.and_then(|id| Uuid::try_parse(id).ok()).is_some_and(|id| state.flights.returned(id));
+        let is_found = id.is_some_and(|id| state.flights.returned(cloudevents::id_of("", id)));
         // One that was given up need not be known. Any other would make the ack of one of ours a lie.
         match is_found || state.is_stuck {
             true => Ok(()),
             false => Err(invalid("the server returned a message that was not sent")),
         }
     }
+}
+
+/// What a message is known by while it is under way.
+fn flight(event: &Event) -> Uuid {
+    event.wire.message_id.as_deref().map_or(event.id(), |id| cloudevents::id_of("", id))
 }
 
 /// The broker's reason, if the frame closes the channel or the connection.

@@ -10,6 +10,7 @@ use sqlx::{Connection as _, PgConnection, PgPool};
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
+use crate::broker::topic::Route;
 use crate::claim::Claims;
 use crate::doctor::Finding;
 use crate::error::{Error, Kind, Result};
@@ -28,6 +29,7 @@ mod newest;
 mod outbox;
 mod queue;
 mod retries;
+mod routes;
 mod row;
 mod source;
 mod upkeep;
@@ -101,8 +103,12 @@ impl PostgresStore {
 
 #[async_trait]
 impl Store for PostgresStore {
-    fn source(&self, destination: &str, lanes: u32) -> Arc<dyn Source> {
-        Arc::new(LogSource::new(self, destination, lanes))
+    async fn set_routes(&self, routes: &[Route]) -> Result<()> {
+        routes::set(self, routes).await
+    }
+
+    fn source(&self, route: &Route, lanes: u32) -> Arc<dyn Source> {
+        Arc::new(LogSource::new(self, route, lanes))
     }
 
     async fn consume(

@@ -91,6 +91,6 @@ impl OutboxStore for PostgresStore {
 
     async fn tail(&self, from: &Position, limit: usize) -> Result<Page> {
         let mut reader = self.own.acquire().await.map_err(db)?;
-        super::source::read(&mut reader, super::source::LaneFilter::ALL, from, limit).await
+        super::source::read(&mut reader, &super::source::LaneFilter::ALL, from, limit).await
     }
 }

@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::event::Event;
+use crate::event::{Event, Wire};
 
 /// Reads the event whose columns begin at `first`: event_id, topic, key, type, payload as text, payload_bytes,
 /// content_type, source, subject, tenant, correlation, causation, traceparent, tracestate, headers, created_at.
@@ -46,6 +46,7 @@ fn read(row: &PgRow, first: usize, payload: Bytes) -> sqlx::Result<Result<Event>
         tracestate: row.try_get(first + 13)?,
         headers,
         time: row.try_get::<DateTime<Utc>, _>(first + 15)?,
+        wire: Wire::default(),
     }))
 }
 

@@ -21,6 +21,7 @@ use super::PostgresStore;
 use super::error::db;
 use super::wake::Wake;
 use super::{failed, row};
+use crate::broker::topic::Route;
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
 use crate::source::{Opened, Page, ParkedRow, ParkedState, Position, Row, Settlement, Source};
@@ -42,11 +43,11 @@ const WINDOW: &str = concat!(
        SELECT * FROM postrider.outbox \
        WHERE tx >= (SELECT pg_snapshot_xmax($1::text::pg_snapshot)) \
          AND tx < (SELECT pg_snapshot_xmax(pg_current_snapshot())) \
-         AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
+         AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) AND ($5::text IS NULL OR topic ~ $5) \
        UNION ALL \
        SELECT * FROM postrider.outbox \
        WHERE tx = ANY (ARRAY(SELECT pg_snapshot_xip($1::text::pg_snapshot))) \
-         AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
+         AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) AND ($5::text IS NULL OR topic ~ $5) \
      ) w ON true ORDER BY w.id + 0 LIMIT $2"
 );
 
@@ -54,10 +55,10 @@ const WINDOW: &str = concat!(
 const NEXT_PAGE: &str = concat!(
     "SELECT '', id, ",
     columns!(),
-    " FROM postrider.outbox WHERE id > $5 \
-       AND pg_visible_in_snapshot(tx, (SELECT $6::text::pg_snapshot)) \
+    " FROM postrider.outbox WHERE id > $6 \
+       AND pg_visible_in_snapshot(tx, (SELECT $7::text::pg_snapshot)) \
        AND NOT pg_visible_in_snapshot(tx, (SELECT $1::text::pg_snapshot)) \
-       AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
+       AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) AND ($5::text IS NULL OR topic ~ $5) \
      ORDER BY id LIMIT $2"
 );
 
@@ -82,14 +83,15 @@ pub(super) fn start() -> Position {
 }
 
 /// Which part of the log is read.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct LaneFilter {
     pub lanes: i32,
     pub lane: i32,
+    pub topics: Option<String>,
 }
 
 impl LaneFilter {
-    pub const ALL: LaneFilter = LaneFilter { lanes: 1, lane: 0 };
+    pub const ALL: LaneFilter = LaneFilter { lanes: 1, lane: 0, topics: None };
 }
 
 /// The outbox of PostgreSQL as a source.
@@ -97,6 +99,8 @@ pub struct LogSource {
     pool: PgPool,
     wake: Arc<Wake>,
     destination: String,
+    /// Which topics go there, as a regular expression.
+    topics: Option<String>,
     lanes: u32,
     /// The lanes that this process works on.
     open: Mutex<HashMap<u32, Arc<OpenLane>>>,
@@ -114,11 +118,12 @@ struct OpenLane {
 
 impl LogSource {
     /// The outbox as a source for one destination.
-    pub fn new(store: &PostgresStore, destination: &str, lanes: u32) -> Self {
+    pub fn new(store: &PostgresStore, route: &Route, lanes: u32) -> Self {
         Self {
             pool: store.own.clone(),
             wake: store.wake.clone(),
-            destination: destination.to_owned(),
+            destination: route.destination.clone(),
+            topics: route.topics.regex(),
             lanes,
             open: Mutex::default(),
         }
@@ -142,7 +147,7 @@ impl LogSource {
     }
 
     fn filter(&self, lease: &Lease) -> LaneFilter {
-        LaneFilter { lanes: self.lanes as i32, lane: lease.slot as i32 }
+        LaneFilter { lanes: self.lanes as i32, lane: lease.slot as i32, topics: self.topics.clone() }
     }
 
     /// Makes the destination have `lanes` lanes. When the number has changed all lanes begin at the oldest position of
@@ -185,12 +190,13 @@ impl LogSource {
             .await
             .map_err(db)?;
         sqlx::query(
-            "INSERT INTO postrider.lane (destination, lane, lanes, epoch, done) \
-             SELECT $1, n, $2, 0, $3::text::pg_snapshot FROM generate_series(0, $2 - 1) n",
+            "INSERT INTO postrider.lane (destination, lane, lanes, epoch, done, topics) \
+             SELECT $1, n, $2, 0, $3::text::pg_snapshot, $4 FROM generate_series(0, $2 - 1) n",
         )
         .bind(&self.destination)
         .bind(self.lanes as i32)
         .bind(oldest)
+        .bind(&self.topics)
         .execute(&mut *tx)
         .await
         .map_err(db)?;
@@ -213,14 +219,15 @@ impl LogSource {
 
     async fn write(&self, settler: &mut PgConnection, lease: &Lease, settlement: &Settlement) -> Result<()> {
         let position = settlement.position.as_ref();
-        let fence = sqlx::query(SETTLE)
+        let is_position_only = settlement.park.is_empty() && settlement.published.is_empty();
+        let fence = sqlx::query(if is_position_only { SETTLE_POSITION } else { SETTLE })
             .bind(&self.destination)
             .bind(lease.slot as i32)
             .bind(lease.epoch)
             .bind(position.map(|position| position.done.as_str()))
             .bind(position.and_then(|position| position.target.as_deref()))
             .bind(position.map(|position| position.last_id));
-        if settlement.park.is_empty() && settlement.published.is_empty() {
+        if is_position_only {
             let result = fence.execute(settler).await.map_err(db)?;
             return if result.rows_affected() == 1 { Ok(()) } else { Err(lease_lost(lease)) };
         }
@@ -302,11 +309,22 @@ const PARK: &str = "WITH p AS ( \
        FROM p JOIN postrider.outbox o ON o.id = p.id WHERE p.id NOT IN (SELECT id FROM known) RETURNING id \
      ) SELECT (SELECT count(*) FROM known) + (SELECT count(*) FROM inserted)";
 
-const SETTLE: &str = "UPDATE postrider.lane SET settled_at = clock_timestamp(), \
-     done = coalesce($4::text::pg_snapshot, done), \
-     target = CASE WHEN $4 IS NULL THEN target ELSE $5::text::pg_snapshot END, \
-     last_id = coalesce($6, last_id) \
-     WHERE destination = $1 AND lane = $2 AND epoch = $3";
+/// Fences, and moves the position.
+macro_rules! settle {
+    () => {
+        "UPDATE postrider.lane SET settled_at = clock_timestamp(), \
+         done = coalesce($4::text::pg_snapshot, done), \
+         target = CASE WHEN $4 IS NULL THEN target ELSE $5::text::pg_snapshot END, \
+         last_id = coalesce($6, last_id) \
+         WHERE destination = $1 AND lane = $2 AND epoch = $3"
+    };
+}
+
+const SETTLE: &str = settle!();
+
+/// A position alone does not wait for the disk, so that producers' commits do not wait behind it. A server that crashes may
+/// forget the last ones; the events since are published again.
+const SETTLE_POSITION: &str = concat!(settle!(), " AND (SELECT set_config('synchronous_commit', 'off', true)) = 'off'");
 
 #[async_trait]
 impl Source for LogSource {
@@ -370,7 +388,7 @@ impl Source for LogSource {
 
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page> {
         let lane = self.open_lane(lease).await?;
-        let result = read(&mut *lane.reader.lock().await, self.filter(lease), from, limit).await;
+        let result = read(&mut *lane.reader.lock().await, &self.filter(lease), from, limit).await;
         self.checked(lease, result).await
     }
 
@@ -434,10 +452,20 @@ fn lease_lost(lease: &Lease) -> Error {
     )
 }
 
-pub(super) async fn read(reader: &mut PgConnection, filter: LaneFilter, from: &Position, limit: usize) -> Result<Page> {
+pub(super) async fn read(
+    reader: &mut PgConnection,
+    filter: &LaneFilter,
+    from: &Position,
+    limit: usize,
+) -> Result<Page> {
     let query = if from.target.is_some() { NEXT_PAGE } else { WINDOW };
     // One more than asked for tells whether the window ends here.
-    let mut query = sqlx::query(query).bind(&from.done).bind(limit as i64 + 1).bind(filter.lanes).bind(filter.lane);
+    let mut query = sqlx::query(query)
+        .bind(&from.done)
+        .bind(limit as i64 + 1)
+        .bind(filter.lanes)
+        .bind(filter.lane)
+        .bind(&filter.topics);
     if let Some(target) = &from.target {
         query = query.bind(from.last_id).bind(target);
     }

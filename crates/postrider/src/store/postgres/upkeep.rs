@@ -8,6 +8,8 @@ use sqlx::{AssertSqlSafe, PgPool, Row as _};
 
 use super::PostgresStore;
 use super::error::db;
+use super::source::LaneFilter;
+use crate::broker::topic::Route;
 use crate::error::Result;
 use crate::upkeep::{BACKLOG_COUNT_MAX, Backlog, Retention, Upkeep, UpkeepReport};
 
@@ -44,7 +46,8 @@ impl Upkeep for PostgresStore {
         Ok(report)
     }
 
-    async fn backlog(&self, destination: &str) -> Result<Backlog> {
+    async fn backlog(&self, route: &Route) -> Result<Backlog> {
+        let destination = &route.destination;
         let lanes = sqlx::query(
             "SELECT lane, lanes, done::text, target::text, last_id FROM postrider.lane WHERE destination = $1",
         )
@@ -56,17 +59,19 @@ impl Upkeep for PostgresStore {
         if lanes.is_empty() {
             // No relay has ever run for it: everything waits.
             let start = super::source::start();
-            self.count_pending(&mut backlog, PENDING_NEW, (0, 1), &start.done, 0, &start.done).await?;
+            let filter = LaneFilter { topics: route.topics.regex(), ..LaneFilter::ALL };
+            self.count_pending(&mut backlog, PENDING_NEW, &filter, &start.done, 0, &start.done).await?;
         }
         for row in &lanes {
-            let lane = (row.try_get(0).map_err(db)?, row.try_get(1).map_err(db)?);
+            let (lane, lanes) = (row.try_get(0).map_err(db)?, row.try_get(1).map_err(db)?);
+            let filter = LaneFilter { lanes, lane, topics: route.topics.regex() };
             let done: String = row.try_get(2).map_err(db)?;
             let target: Option<String> = row.try_get(3).map_err(db)?;
             if let Some(target) = &target {
                 let last_id = row.try_get(4).map_err(db)?;
-                self.count_pending(&mut backlog, PENDING_WINDOW, lane, &done, last_id, target).await?;
+                self.count_pending(&mut backlog, PENDING_WINDOW, &filter, &done, last_id, target).await?;
             }
-            self.count_pending(&mut backlog, PENDING_NEW, lane, target.as_ref().unwrap_or(&done), 0, &done).await?;
+            self.count_pending(&mut backlog, PENDING_NEW, &filter, target.as_ref().unwrap_or(&done), 0, &done).await?;
         }
         let parked = sqlx::query(
             "SELECT state, count(*), max(extract(epoch FROM clock_timestamp() - created_at))::bigint \
@@ -92,23 +97,25 @@ impl Upkeep for PostgresStore {
 /// Rows after `done`, oldest transactions first.
 const PENDING_NEW: &str = "SELECT count(*), max(extract(epoch FROM clock_timestamp() - created_at))::bigint FROM ( \
        (SELECT created_at FROM postrider.outbox WHERE tx >= (SELECT pg_snapshot_xmax($1::text::pg_snapshot)) \
-          AND ($2 = 1 OR postrider.lane_of(key, id, $2) = $3) AND $5 = 0 AND $6 <> '' ORDER BY tx LIMIT $4) \
+          AND ($2 = 1 OR postrider.lane_of(key, id, $2) = $3) AND ($7::text IS NULL OR topic ~ $7) \
+          AND $5 = 0 AND $6 <> '' ORDER BY tx LIMIT $4) \
        UNION ALL \
        (SELECT created_at FROM postrider.outbox \
         WHERE tx = ANY (ARRAY(SELECT pg_snapshot_xip($1::text::pg_snapshot))) \
-          AND ($2 = 1 OR postrider.lane_of(key, id, $2) = $3) LIMIT $4)) w";
+          AND ($2 = 1 OR postrider.lane_of(key, id, $2) = $3) AND ($7::text IS NULL OR topic ~ $7) LIMIT $4)) w";
 
 /// Rows of the window that is being read, after the last settled page.
 const PENDING_WINDOW: &str = "SELECT count(*), max(extract(epoch FROM clock_timestamp() - created_at))::bigint FROM ( \
        SELECT created_at FROM postrider.outbox WHERE id > $5 \
           AND pg_visible_in_snapshot(tx, (SELECT $6::text::pg_snapshot)) \
           AND NOT pg_visible_in_snapshot(tx, (SELECT $1::text::pg_snapshot)) \
-          AND ($2 = 1 OR postrider.lane_of(key, id, $2) = $3) ORDER BY id LIMIT $4) w";
+          AND ($2 = 1 OR postrider.lane_of(key, id, $2) = $3) AND ($7::text IS NULL OR topic ~ $7) ORDER BY id LIMIT $4) w";
 
 const DELETE_DEFAULT: &str = "DELETE FROM postrider.outbox_default WHERE ctid = ANY (ARRAY( \
        SELECT o.ctid FROM postrider.outbox_default o WHERE o.created_at < clock_timestamp() - $1 * interval '1 second' \
          AND EXISTS (SELECT 1 FROM postrider.lane) AND NOT EXISTS (SELECT 1 FROM postrider.lane l \
-           WHERE l.lane = postrider.lane_of(o.key, o.id, l.lanes) AND NOT pg_visible_in_snapshot(o.tx, l.done)) \
+           WHERE l.lane = postrider.lane_of(o.key, o.id, l.lanes) AND (l.topics IS NULL OR o.topic ~ l.topics) \
+             AND NOT pg_visible_in_snapshot(o.tx, l.done)) \
        LIMIT $2))";
 
 const DELETE_INBOX: &str = "DELETE FROM postrider.inbox WHERE ctid = ANY (ARRAY( \
@@ -154,18 +161,19 @@ impl PostgresStore {
         &self,
         backlog: &mut Backlog,
         query: &'static str,
-        (lane, lanes): (i32, i32),
+        filter: &LaneFilter,
         done: &str,
         last_id: i64,
         target: &str,
     ) -> Result<()> {
         let row = sqlx::query(query)
             .bind(done)
-            .bind(lanes)
-            .bind(lane)
+            .bind(filter.lanes)
+            .bind(filter.lane)
             .bind(BACKLOG_COUNT_MAX as i64)
             .bind(last_id)
             .bind(target)
+            .bind(&filter.topics)
             .fetch_one(&self.own)
             .await
             .map_err(db)?;
@@ -265,7 +273,7 @@ async fn drop_partition(pool: &PgPool, name: &str) -> Result<bool> {
     let check = format!(
         "SELECT EXISTS (SELECT 1 FROM postrider.lane) AND NOT EXISTS ( \
            SELECT 1 FROM postrider.{name} o JOIN postrider.lane l ON l.lane = postrider.lane_of(o.key, o.id, l.lanes) \
-           WHERE NOT pg_visible_in_snapshot(o.tx, l.done))"
+           WHERE (l.topics IS NULL OR o.topic ~ l.topics) AND NOT pg_visible_in_snapshot(o.tx, l.done))"
     );
     let is_done: bool =
         sqlx::query(AssertSqlSafe(check)).fetch_one(&mut *tx).await.and_then(|row| row.try_get(0)).map_err(db)?;

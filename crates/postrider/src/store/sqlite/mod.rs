@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Store;
 use crate::broker::Broker;
+use crate::broker::topic::Route;
 use crate::claim::Claims;
 use crate::doctor::Finding;
 use crate::error::{Error, Result};
@@ -37,6 +38,7 @@ mod outbox;
 mod parked;
 mod queue;
 mod retries;
+mod routes;
 mod row;
 mod source;
 mod upkeep;
@@ -195,8 +197,12 @@ fn writer_pool() -> SqlitePoolOptions {
 
 #[async_trait]
 impl Store for SqliteStore {
-    fn source(&self, destination: &str, lanes: u32) -> Arc<dyn Source> {
-        Arc::new(source::SqliteSource::new(self.clone(), destination, lanes))
+    async fn set_routes(&self, routes: &[Route]) -> Result<()> {
+        routes::set(self, routes).await
+    }
+
+    fn source(&self, route: &Route, lanes: u32) -> Arc<dyn Source> {
+        Arc::new(source::SqliteSource::new(self.clone(), route, lanes))
     }
 
     async fn consume(

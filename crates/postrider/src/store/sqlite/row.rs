@@ -10,7 +10,7 @@ use sqlx::{Decode, Row as _, Type};
 use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::event::Event;
+use crate::event::{Event, Wire};
 use crate::source::Row;
 
 /// The columns of an event, as a literal for `concat!`.
@@ -102,6 +102,7 @@ pub(super) fn read_event(row: &SqliteRow) -> Result<Event> {
         },
         time: values.parsed("created_at", time)?,
         payload: Bytes::from(values.take::<Vec<u8>>("payload")?),
+        wire: Wire::default(),
     })
 }
 

@@ -6,15 +6,17 @@ use sqlx::sqlite::SqliteRow;
 
 use super::outbox::at;
 use super::{SqliteStore, Tx, now_ms, parked};
-use crate::broker::topic;
+use crate::broker::topic::{self, Route, TopicFilter};
 use crate::error::{Error, Kind, Result};
+use crate::event::Event;
 use crate::lease::Lease;
-use crate::source::{Opened, Page, ParkedRow, Position, Settlement, Source};
+use crate::source::{Opened, Page, ParkedRow, Position, Row, Settlement, Source};
 
 /// The outbox for one destination.
 pub(super) struct SqliteSource {
     pub store: SqliteStore,
     pub destination: String,
+    pub topics: TopicFilter,
     pub lanes: u32,
 }
 
@@ -34,8 +36,14 @@ pub(super) fn hash(id: i64, key: Option<&str>) -> u32 {
 }
 
 impl SqliteSource {
-    pub fn new(store: SqliteStore, destination: &str, lanes: u32) -> Self {
-        Self { store, destination: destination.to_owned(), lanes: lanes.max(1) }
+    pub fn new(store: SqliteStore, route: &Route, lanes: u32) -> Self {
+        Self { store, destination: route.destination.clone(), topics: route.topics.clone(), lanes: lanes.max(1) }
+    }
+
+    fn is_ours(&self, lease: &Lease, row: &Row) -> bool {
+        let is_lane = self.lanes == 1 || hash(row.id, row.key.as_deref()) % self.lanes == lease.slot;
+        // A row that is no event has no topic; the destination that takes the rest parks it.
+        is_lane && self.topics.wants(row.event.as_ref().map_or("", Event::topic))
     }
 
     fn lost(&self, lease: &Lease) -> Error {
@@ -75,12 +83,13 @@ impl SqliteSource {
         // Epochs stay; a late settle of the old lanes is refused by their number.
         sqlx::query(
             "WITH RECURSIVE number(lane) AS (SELECT 0 UNION ALL SELECT lane + 1 FROM number WHERE lane + 1 < ?2)
-             INSERT INTO lane (destination, lane, lanes, last_id) SELECT ?1, lane, ?2, ?3 FROM number WHERE true
+             INSERT INTO lane (destination, lane, lanes, last_id, topics) SELECT ?1, lane, ?2, ?3, ?4 FROM number WHERE true
              ON CONFLICT DO UPDATE SET lanes = excluded.lanes, last_id = excluded.last_id",
         )
         .bind(&self.destination)
         .bind(self.lanes)
         .bind(last_id)
+        .bind(self.topics.regex())
         .execute(&mut **tx)
         .await
         .map_err(failed)?;
@@ -148,16 +157,16 @@ impl Source for SqliteSource {
 
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page> {
         let mut page = self.store.page(from.last_id, limit).await?;
-        if self.lanes == 1 {
+        if self.lanes == 1 && self.topics.is_all() {
             return Ok(page);
         }
         loop {
-            page.rows.retain(|row| hash(row.id, row.key.as_deref()) % self.lanes == lease.slot);
+            page.rows.retain(|row| self.is_ours(lease, row));
             if !page.rows.is_empty() {
                 return Ok(page);
             }
             if !page.has_more {
-                // Rows of other lanes were passed. Said as more to come, so that the relay writes the position down
+                // Rows of others were passed. Said as more to come, so that the relay writes the position down
                 // and an idle lane does not hold back retention.
                 page.has_more = page.next.last_id > from.last_id;
                 return Ok(page);

@@ -10,6 +10,7 @@ use super::SqliteStore;
 use super::lease::millis;
 use super::row::text_lossy;
 use super::source::hash;
+use crate::broker::topic::Route;
 use crate::error::Result;
 use crate::upkeep::{BACKLOG_COUNT_MAX, Backlog, Retention, Upkeep, UpkeepReport};
 
@@ -72,10 +73,10 @@ impl Upkeep for SqliteStore {
         Ok(report)
     }
 
-    async fn backlog(&self, destination: &str) -> Result<Backlog> {
+    async fn backlog(&self, route: &Route) -> Result<Backlog> {
         const DOING: &str = "the backlog was not read";
         let mut tx = self.read(DOING).await?;
-        let backlog = backlog(&mut tx, destination).await.map_err(self.failed(DOING))?;
+        let backlog = backlog(&mut tx, route).await.map_err(self.failed(DOING))?;
         tx.rollback().await.map_err(self.failed(DOING))?;
         Ok(backlog)
     }
@@ -158,7 +159,8 @@ impl SqliteStore {
     }
 }
 
-async fn backlog(connection: &mut SqliteConnection, destination: &str) -> Result<Backlog, sqlx::Error> {
+async fn backlog(connection: &mut SqliteConnection, route: &Route) -> Result<Backlog, sqlx::Error> {
+    let destination = &route.destination;
     let rows = sqlx::query("SELECT lane, last_id FROM lane WHERE destination = ?")
         .bind(destination)
         .fetch_all(&mut *connection)
@@ -168,11 +170,11 @@ async fn backlog(connection: &mut SqliteConnection, destination: &str) -> Result
         lanes.insert(row.try_get(0)?, row.try_get(1)?);
     }
     let mut backlog = Backlog::default();
-    let oldest = if lanes.len() <= 1 {
+    let oldest = if lanes.len() <= 1 && route.topics.is_all() {
         let last_id = lanes.values().copied().next().unwrap_or(0);
         pending_of_one(connection, last_id, &mut backlog).await?
     } else {
-        pending_of_many(connection, &lanes, &mut backlog).await?
+        pending_of_many(connection, route, &lanes, &mut backlog).await?
     };
     for (state, count) in
         [("retrying", &mut backlog.retrying), ("waiting", &mut backlog.waiting), ("failed", &mut backlog.failed)]
@@ -215,13 +217,14 @@ async fn pending_of_one(
     row.try_get(1)
 }
 
-/// The same for several lanes, each with its own position.
+/// The same for several lanes, each with its own position, or for some topics.
 async fn pending_of_many(
     connection: &mut SqliteConnection,
+    route: &Route,
     lanes: &HashMap<u32, i64>,
     backlog: &mut Backlog,
 ) -> Result<Option<i64>, sqlx::Error> {
-    let rows = sqlx::query("SELECT id, key FROM outbox WHERE id > ? ORDER BY id LIMIT ?")
+    let rows = sqlx::query("SELECT id, key, topic FROM outbox WHERE id > ? ORDER BY id LIMIT ?")
         .bind(lanes.values().copied().min().unwrap_or(0))
         .bind(BACKLOG_SCAN_MAX as i64)
         .fetch_all(connection)
@@ -229,8 +232,9 @@ async fn pending_of_many(
     let mut oldest = None;
     for row in &rows {
         let id: i64 = row.try_get(0)?;
-        let lane = hash(id, text_lossy(row, 1)?.as_deref()) % lanes.len() as u32;
-        if lanes.get(&lane).is_none_or(|last_id| id > *last_id) {
+        let lane = hash(id, text_lossy(row, 1)?.as_deref()) % lanes.len().max(1) as u32;
+        let is_wanted = route.topics.wants(text_lossy(row, 2)?.as_deref().unwrap_or_default());
+        if is_wanted && lanes.get(&lane).is_none_or(|last_id| id > *last_id) {
             oldest.get_or_insert(id);
             backlog.pending += 1;
             if backlog.pending == BACKLOG_COUNT_MAX {
