@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use postrider::Route;
+use postrider::adopt::{Adopted, AdoptedTables};
 use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::broker::rabbitmq::{self, RabbitMq, RabbitMqSettings};
@@ -20,13 +21,15 @@ use postrider::store::sqlite::{self, SqliteStore};
 use postrider::{Error, Kind, Relay, RelaySettings, Result};
 
 use crate::config::{
-    BrokerUrl, ClaimConfig, ClaimUrl, Config, ConsumerConfig, DESTINATION, QueueType, Secret, StoreUrl,
+    BrokerConfig, BrokerUrl, ClaimConfig, ClaimUrl, Config, ConsumerConfig, DESTINATION, OutboxConfig, QueueType,
+    Secret, StoreUrl,
 };
 
 /// Opens the store; a SQLite file that does not exist is created.
 pub async fn create_store(config: &Config) -> Result<Arc<dyn Store>> {
     match &config.store {
         StoreUrl::Sqlite(path) => Ok(Arc::new(SqliteStore::open(path).await?)),
+        StoreUrl::Mysql(_) => Err(not_built("MySQL", "mysql")),
         StoreUrl::Postgres(url) => match PostgresStore::connect(url.expose()).await {
             Ok(store) => Ok(Arc::new(store)),
             Err(error) if error.kind() == Kind::Config => Err(error.context("store.url").with_remedy(
@@ -58,25 +61,57 @@ pub async fn open_unchecked(config: &Config) -> Result<Arc<dyn Store>> {
 }
 
 /// The schema of the configured kind of store, without a database.
-pub fn schema(config: &Config) -> &'static Schema {
+pub fn schema(config: &Config) -> Result<&'static Schema> {
     match &config.store {
-        StoreUrl::Sqlite(_) => &sqlite::SCHEMA,
-        StoreUrl::Postgres(_) => &postgres::SCHEMA,
+        StoreUrl::Sqlite(_) => Ok(&sqlite::SCHEMA),
+        StoreUrl::Postgres(_) => Ok(&postgres::SCHEMA),
+        StoreUrl::Mysql(_) => Err(not_built("MySQL", "mysql")),
     }
 }
 
-/// The broker, behind the claim check if that is on. Connects when it is first needed.
-pub fn broker(config: &Config, store: &Arc<dyn Store>) -> Result<Arc<dyn Broker>> {
-    let broker = match server(config)? {
-        Some(broker) => broker,
-        None => Arc::new(Embedded::new(store.clone()).payload_bytes_max(config.broker.payload_bytes_max)),
-    };
-    Ok(match (claims(config)?, &config.claim_check) {
-        (Some(claims), Some(claim_check)) => {
-            Arc::new(ClaimCheck::new(broker, claims).above_bytes(claim_check.above_bytes))
-        }
-        _ => broker,
-    })
+/// A destination and its broker.
+pub struct Destination {
+    /// Its name and topics.
+    pub route: Route,
+    /// The broker, behind the claim check if that is on. Connects when it is first needed.
+    pub broker: Arc<dyn Broker>,
+}
+
+/// All destinations; `[broker]` is the last.
+pub fn destinations(config: &Config, store: &Arc<dyn Store>) -> Result<Vec<Destination>> {
+    let claims = claims(config)?;
+    config
+        .destinations()
+        .into_iter()
+        .map(|(route, broker_config)| {
+            let broker: Arc<dyn Broker> = match server(broker_config).map_err(|error| named(&route, error))? {
+                Some(broker) => broker,
+                None => Arc::new(Embedded::new(store.clone()).payload_bytes_max(broker_config.payload_bytes_max)),
+            };
+            let broker = match (&claims, &config.claim_check) {
+                (Some(claims), Some(claim_check)) => {
+                    Arc::new(ClaimCheck::new(broker, claims.clone()).above_bytes(claim_check.above_bytes))
+                }
+                _ => broker,
+            };
+            Ok(Destination { route, broker })
+        })
+        .collect()
+}
+
+fn named(route: &Route, error: Error) -> Error {
+    match route.destination.as_str() {
+        DESTINATION => error.context("broker.url"),
+        name => error.context(format_args!("url of route {name:?}")),
+    }
+}
+
+/// The broker of that destination; the configuration was checked to name one.
+pub fn broker_of(destinations: &[Destination], name: &str) -> Result<Arc<dyn Broker>> {
+    let found = destinations.iter().find(|destination| destination.route.destination == name);
+    found
+        .map(|destination| destination.broker.clone())
+        .ok_or_else(|| Error::new(Kind::Config, format!("there is no destination {name:?}")))
 }
 
 /// Where large payloads are, if the claim check is on.
@@ -102,21 +137,34 @@ fn bucket_of(claim_check: &ClaimConfig, bucket: &str) -> Result<Arc<dyn Objects>
 }
 
 /// The broker if it is a server of its own; the embedded one needs the store.
-pub fn server(config: &Config) -> Result<Option<Arc<dyn Broker>>> {
-    let BrokerUrl::RabbitMq(url) = &config.broker.url else { return Ok(None) };
+pub fn server(config: &BrokerConfig) -> Result<Option<Arc<dyn Broker>>> {
+    match &config.url {
+        BrokerUrl::Embedded => Ok(None),
+        BrokerUrl::RabbitMq(url) => rabbitmq(config, url).map(Some),
+        BrokerUrl::Kafka(_) => Err(not_built("Kafka", "kafka")),
+        BrokerUrl::Nats(_) => Err(not_built("NATS", "nats")),
+        BrokerUrl::Redis(_) => Err(not_built("Redis", "redis")),
+    }
+}
+
+fn not_built(name: &str, feature: &str) -> Error {
+    Error::new(Kind::Config, format!("this postrider was built without {name}"))
+        .with_remedy(format!("build it with `cargo build --release --features {feature}`"))
+}
+
+fn rabbitmq(config: &BrokerConfig, url: &Secret) -> Result<Arc<dyn Broker>> {
     let settings = RabbitMqSettings {
-        exchange: config.broker.exchange.clone(),
-        declare: config.broker.declare,
-        payload_bytes_max: config.broker.payload_bytes_max,
-        publish_timeout: config.broker.publish_timeout,
-        queue_type: match config.broker.queue_type {
+        exchange: config.exchange.clone(),
+        declare: config.declare,
+        payload_bytes_max: config.payload_bytes_max,
+        publish_timeout: config.publish_timeout,
+        queue_type: match config.queue_type {
             QueueType::Quorum => rabbitmq::QueueType::Quorum,
             QueueType::Classic => rabbitmq::QueueType::Classic,
         },
         ..RabbitMqSettings::new(url.expose())
     };
-    let broker = RabbitMq::new(settings).map_err(|error| error.context("broker.url"))?;
-    Ok(Some(Arc::new(broker)))
+    Ok(Arc::new(RabbitMq::new(settings)?))
 }
 
 /// What is wrong with the Redis that consumers remember in, if one is configured.
@@ -131,15 +179,35 @@ pub async fn inspect_redis(url: &Secret) -> Result<Vec<Finding>> {
 #[cfg(not(feature = "redis"))]
 pub async fn inspect_redis(url: &Secret) -> Result<Vec<Finding>> {
     let _ = url;
-    Err(Error::new(Kind::Config, "redis.url is set, but this postrider was built without Redis")
-        .with_remedy("build it with `cargo build --release --features redis`"))
+    Err(not_built("Redis", "redis").context("redis.url"))
 }
 
-/// The relay to the one destination.
-pub fn relay(config: &Config, store: &Arc<dyn Store>, broker: &Arc<dyn Broker>) -> Relay {
-    let source = store.source(&Route::all(DESTINATION), config.relay.lanes);
+/// The relay to a destination.
+pub fn relay(config: &Config, store: &Arc<dyn Store>, destination: &Destination) -> Relay {
+    let Destination { route, broker } = destination;
+    let source = store.source(route, config.relay.lanes);
     let leases: Arc<dyn Leases> = store.clone();
-    Relay::new(DESTINATION, source, leases, broker.clone(), relay_settings(config))
+    Relay::new(route.destination.as_str(), source, leases, broker.clone(), relay_settings(config))
+}
+
+/// The relay of an adopted table.
+pub async fn adopted(
+    config: &Config,
+    store: &Arc<dyn Store>,
+    outbox: &OutboxConfig,
+    destinations: &[Destination],
+) -> Result<Adopted> {
+    let table = adopted_tables(store.as_ref())?.adopt(&outbox.mapping).await?;
+    let broker = broker_of(destinations, &outbox.destination)?;
+    Ok(Adopted::new(outbox.mapping.clone(), table, broker, relay_settings(config)))
+}
+
+/// The store's side of adopted tables.
+pub fn adopted_tables(store: &dyn Store) -> Result<&dyn AdoptedTables> {
+    store.adopted().ok_or_else(|| {
+        Error::new(Kind::Config, "tables can be adopted on PostgreSQL, MySQL and MariaDB alone")
+            .with_remedy("name the service's database as store.url")
+    })
 }
 
 /// What posts the events of a `[[consumer]]`. Each has a client of its own: its time-out is the consumer's.

@@ -40,7 +40,9 @@
 pub mod error;
 pub mod event;
 pub mod outbox;
+pub mod trigger;
 pub mod source;
+pub mod adopt;
 pub mod relay;
 pub mod broker;
 pub mod claim;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use clap::Args;
 use comfy_table::{Cell, Color};
+use postrider::broker::Broker;
+use postrider::broker::embedded::Embedded;
 use postrider::doctor::{Finding, Severity};
 use postrider::http::Request;
 use postrider::store::Store;
@@ -14,7 +16,7 @@ use tokio::net::TcpStream;
 
 use super::failure::Result;
 use super::output;
-use crate::config::{self, Config, ConsumerConfig, StoreUrl, redact};
+use crate::config::{self, Config, ConsumerConfig, DESTINATION, OutboxConfig, StoreUrl, redact};
 use crate::wire;
 
 /// How long a service may take to accept a connection.
@@ -86,23 +88,53 @@ async fn check_claims(config: &Config, findings: &mut Vec<Finding>) {
 
 async fn check_servers(config: &Config, findings: &mut Vec<Finding>) {
     let store = check_store(config, findings).await;
-    let broker = match (wire::server(config), &store) {
-        (Ok(Some(broker)), _) => Ok(broker),
-        (Ok(None), Some(store)) => wire::broker(config, store),
-        // The embedded broker lives in the store, whose trouble stands in the table already.
-        (Ok(None), None) => return,
-        (Err(error), _) => Err(error),
-    };
-    let found = match broker {
-        Ok(broker) => broker.inspect().await,
-        Err(error) => Err(error),
-    };
-    match found {
-        Ok(found) => findings.extend(found),
-        Err(error) => findings.push(with_causes("broker", &error)),
+    for (route, broker) in config.destinations() {
+        let check = match route.destination.as_str() {
+            DESTINATION => "broker".to_owned(),
+            name => format!("route.{name}"),
+        };
+        let broker: postrider::Result<Arc<dyn Broker>> = match (wire::server(broker), &store) {
+            (Ok(Some(broker)), _) => Ok(broker),
+            (Ok(None), Some(store)) => Ok(Arc::new(Embedded::new(store.clone()))),
+            // The embedded broker lives in the store, whose trouble stands in the table already.
+            (Ok(None), None) => continue,
+            (Err(error), _) => Err(error),
+        };
+        let found = match broker {
+            Ok(broker) => broker.inspect().await,
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(found) => findings.extend(found),
+            Err(error) => findings.push(with_causes(&check, &error)),
+        }
     }
     if let Some(store) = store {
+        for outbox in &config.outboxes {
+            check_outbox(outbox, store.as_ref(), findings).await;
+        }
         store.close().await;
+    }
+}
+
+/// The mapping against the catalogue, and rows that it does not cover.
+async fn check_outbox(outbox: &OutboxConfig, store: &dyn Store, findings: &mut Vec<Finding>) {
+    let mapping = &outbox.mapping;
+    let check = format!("outbox.{}", mapping.name);
+    let inspect = async || -> postrider::Result<Vec<Finding>> {
+        let tables = wire::adopted_tables(store)?;
+        match tables.adopt(mapping).await {
+            Ok(table) => table.inspect().await,
+            Err(error) => match tables.table(&mapping.table).await? {
+                // All mistakes at once.
+                Some(info) => Ok(postrider::adopt::check(mapping, &info, tables.is_mysql())),
+                None => Err(error),
+            },
+        }
+    };
+    match inspect().await {
+        Ok(found) => findings.extend(found),
+        Err(error) => findings.push(with_causes(&check, &error)),
     }
 }
 

@@ -53,7 +53,7 @@ impl Step {
 /// Migrates, or prints.
 pub async fn run(args: MigrateArgs, config: Config) -> Result<ExitCode> {
     if args.print {
-        print(args.json, wire::schema(&config))?;
+        print(args.json, wire::schema(&config)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let store = wire::create_store(&config).await?;

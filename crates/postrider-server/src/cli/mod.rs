@@ -8,8 +8,9 @@ use clap::{Parser, Subcommand};
 use crate::config::{self, Config};
 use crate::logging;
 
-pub mod demo;
+mod adopt;
 mod dead;
+pub mod demo;
 mod doctor;
 mod failure;
 mod init;
@@ -20,6 +21,7 @@ mod send;
 mod signals;
 mod status;
 mod tail;
+mod trigger;
 
 pub use failure::Result;
 
@@ -63,6 +65,10 @@ enum Command {
     Status(status::StatusArgs),
     /// The desk: list, show, replay and discard what consumers have given up
     Dead(Box<dead::DeadArgs>),
+    /// Relay a table that a service already has: look at it, and write its mapping
+    Adopt(adopt::AdoptArgs),
+    /// Let changes of a table write events: add, remove, list, print
+    Trigger(trigger::TriggerArgs),
     /// Check config, store and broker, and say what to do
     Doctor(doctor::DoctorArgs),
     /// A relay or consumer of the demo, in a process that can be killed
@@ -88,6 +94,8 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Tail(args) => block_on(tail::run(args, load()?)),
         Command::Status(args) => block_on(status::run(args, load()?)),
         Command::Dead(args) => block_on(dead::run(*args, load()?)),
+        Command::Adopt(args) => block_on(adopt::run(args, load()?)),
+        Command::Trigger(args) => block_on(trigger::run(args, load()?)),
         Command::Doctor(args) => block_on(doctor::run(args, config)),
     }
 }

@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -26,7 +26,7 @@ use super::failure::{Failure, Result, causes, io};
 use super::signals;
 use crate::api::{self, Health, Replays, Shared};
 use crate::config::{Config, StoreUrl, redact};
-use crate::duty::{self, BacklogDuty, ClaimsDuty, ProbeDuty, UpkeepDuty};
+use crate::duty::{self, BacklogDuty, ClaimsDuty, Outbox, ProbeDuty, UpkeepDuty};
 use crate::{logging, wire};
 
 /// Waits for a store that cannot be reached at the start.
@@ -132,8 +132,10 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     // Set once, here.
     let _ = shared.store.set(store.clone());
     shared.health.clear("store");
-    let broker = wire::broker(config, &store)?;
-    check_broker(broker.as_ref()).await?;
+    let destinations = wire::destinations(config, &store)?;
+    for destination in &destinations {
+        check_broker(destination.broker.as_ref()).await?;
+    }
     let claims = wire::claims(config)?;
 
     let tasks = TaskTracker::new();
@@ -143,23 +145,39 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     }
     let upkeep = UpkeepDuty::new(store.clone(), config.retention);
     tasks.spawn(duty::every(upkeep, stop.clone()));
-    tasks.spawn(duty::every(BacklogDuty::new(store.clone(), config.relay.stale_after), stop.clone()));
+    for (route, _) in config.destinations() {
+        let outbox = Outbox::Own(store.clone(), route);
+        tasks.spawn(duty::every(BacklogDuty::new(outbox, config.relay.stale_after), stop.clone()));
+    }
     tasks.spawn(duty::every(ProbeDuty::new(store.clone(), shared.health.clone()), stop.clone()));
     let mut workers: JoinSet<(String, postrider::Result<()>)> = JoinSet::new();
     if config.relay.enabled {
-        let relay = wire::relay(config, &store, &broker).run(stop.clone());
-        workers.spawn(async move { ("the relay".to_owned(), relay.await) });
+        set_routes(config, store.as_ref(), stop).await?;
+        for destination in &destinations {
+            let name = format!("the relay to {:?}", destination.route.destination);
+            let relay = wire::relay(config, &store, destination).run(stop.clone());
+            workers.spawn(async move { (name, relay.await) });
+        }
+        for outbox in &config.outboxes {
+            let name = format!("the relay of {}", outbox.mapping.table);
+            let adopted = wire::adopted(config, &store, outbox, &destinations).await?;
+            tell(&name, adopted.table().inspect().await?);
+            let table = Outbox::Adopted(outbox.mapping.name.clone(), adopted.table());
+            tasks.spawn(duty::every(BacklogDuty::new(table, config.relay.stale_after), stop.clone()));
+            let relay = adopted.run(stop.clone());
+            workers.spawn(async move { (name, relay.await) });
+        }
         shared.health.clear("relay");
     }
     for consumer in &config.consumers {
         let name = format!("the consumer {:?}", consumer.spec.name);
         let handler = wire::webhook(config, consumer)?;
-        let consume =
-            store.clone().consume(consumer.spec.clone(), broker.clone(), handler, claims.clone(), stop.clone());
+        let broker = wire::broker_of(&destinations, &consumer.destination)?;
+        let consume = store.clone().consume(consumer.spec.clone(), broker, handler, claims.clone(), stop.clone());
         workers.spawn(async move { (name, consume.await) });
     }
     tracing::info!(store = %config.store, broker = %config.broker.url, lanes = config.relay.lanes,
-        relay = config.relay.enabled, consumers = config.consumers.len(), "postrider {} is running",
+        relay = config.relay.enabled, routes = config.routes.len(), outboxes = config.outboxes.len(), consumers = config.consumers.len(), "postrider {} is running",
         env!("CARGO_PKG_VERSION"));
 
     let result = finish(workers, shared, stop).await;
@@ -175,6 +193,31 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     store.close().await;
     tracing::info!("stopped");
     result
+}
+
+/// Takes the routes over. An instance that was killed holds its leases for a while yet; that is waited for.
+async fn set_routes(config: &Config, store: &dyn Store, stop: &CancellationToken) -> Result<()> {
+    let until = Instant::now() + 2 * config.relay.lease;
+    loop {
+        match store.set_routes(&config.destination_routes()).await {
+            Err(error) if error.kind() == Kind::Config && Instant::now() < until && !stop.is_cancelled() => {
+                tracing::warn!(error_type = error.kind().as_str(), %error, "waiting for the leases to end");
+                tokio::time::sleep(config.relay.lease / 3).await;
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// Says what was found about an adopted table.
+fn tell(name: &str, findings: Vec<Finding>) {
+    for Finding { check, severity, message, remedy } in findings {
+        match severity {
+            Severity::Ok => tracing::debug!(check, "{name}: {message}"),
+            Severity::Warning => tracing::warn!(check, remedy, "{name}: {message}"),
+            Severity::Error => tracing::error!(error_type = "mismatch", check, remedy, "{name}: {message}"),
+        }
+    }
 }
 
 /// Waits for the end of relay and consumers: after a signal that is what was asked for, before it is a failure.

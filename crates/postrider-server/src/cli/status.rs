@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use clap::Args;
 use comfy_table::Color;
-use postrider::Route;
 use postrider::lease::LeaseView;
 use postrider::store::Store;
 use postrider::upkeep::{BACKLOG_COUNT_MAX, Backlog};
@@ -14,7 +13,7 @@ use serde::Serialize;
 
 use super::failure::Result;
 use super::{output, signals};
-use crate::config::{Config, DESTINATION};
+use crate::config::Config;
 use crate::wire;
 
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -43,11 +42,21 @@ pub struct StatusArgs {
 #[derive(Serialize)]
 struct Status {
     store: String,
-    broker: String,
-    destination: &'static str,
     schema: i32,
+    /// Of everything together.
     backlog: Backlog,
+    outboxes: Vec<OutboxLine>,
     leases: Vec<LeaseLine>,
+}
+
+/// The events of one outbox for one destination.
+#[derive(Serialize)]
+struct OutboxLine {
+    /// The adopted table; none for Postrider's own outbox.
+    table: Option<String>,
+    destination: String,
+    broker: String,
+    backlog: Backlog,
 }
 
 #[derive(Serialize)]
@@ -97,42 +106,72 @@ pub async fn run(args: StatusArgs, config: Config) -> Result<ExitCode> {
 }
 
 async fn read(config: &Config, store: &dyn Store) -> Result<Status> {
+    let mut outboxes = Vec::new();
+    for (route, broker) in config.destinations() {
+        let backlog = store.backlog(&route).await?;
+        let (destination, broker) = (route.destination, broker.url.to_string());
+        outboxes.push(OutboxLine { table: None, destination, broker, backlog });
+    }
+    for outbox in &config.outboxes {
+        let table = wire::adopted_tables(store)?.adopt(&outbox.mapping).await?;
+        let broker = config.destinations().into_iter().find(|(route, _)| route.destination == outbox.destination);
+        outboxes.push(OutboxLine {
+            table: Some(outbox.mapping.table.to_string()),
+            destination: outbox.destination.clone(),
+            broker: broker.map(|(_, broker)| broker.url.to_string()).unwrap_or_default(),
+            backlog: table.backlog().await?,
+        });
+    }
     Ok(Status {
         store: config.store.to_string(),
-        broker: config.broker.url.to_string(),
-        destination: DESTINATION,
         schema: store.schema().await?.found,
-        backlog: store.backlog(&Route::all(DESTINATION)).await?,
+        backlog: sum(&outboxes),
+        outboxes,
         leases: store.leases().await?.into_iter().map(LeaseLine::of).collect(),
     })
+}
+
+fn sum(outboxes: &[OutboxLine]) -> Backlog {
+    let mut sum = Backlog::default();
+    for OutboxLine { backlog, .. } in outboxes {
+        sum.pending += backlog.pending;
+        sum.oldest_secs = sum.oldest_secs.max(backlog.oldest_secs);
+        sum.retrying += backlog.retrying;
+        sum.waiting += backlog.waiting;
+        sum.failed += backlog.failed;
+    }
+    sum
 }
 
 fn show(status: &Status, is_json: bool) -> Result<()> {
     if is_json {
         return output::json(status);
     }
-    output::line(&format!("store    {} (schema {})", status.store, status.schema))?;
-    output::line(&format!("broker   {}\n", status.broker))?;
-
-    let backlog = &status.backlog;
-    let mut table = output::table(&["pending", "oldest", "retrying", "waiting", "failed"]);
+    output::line(&format!("store    {} (schema {})\n", status.store, status.schema))?;
+    let mut table =
+        output::table(&["outbox", "destination", "broker", "pending", "oldest", "retrying", "waiting", "failed"]);
     let alarm = |count: u64, color| match count {
         0 => comfy_table::Cell::new("0"),
         _ => output::coloured(&count.to_string(), color),
     };
-    table.add_row(vec![
-        comfy_table::Cell::new(if backlog.pending >= BACKLOG_COUNT_MAX {
-            format!("{BACKLOG_COUNT_MAX}+")
-        } else {
-            backlog.pending.to_string()
-        }),
-        comfy_table::Cell::new(
-            backlog.oldest_secs.map_or("-".to_owned(), |secs| output::duration(Duration::from_secs(secs))),
-        ),
-        alarm(backlog.retrying, Color::Yellow),
-        alarm(backlog.waiting, Color::Yellow),
-        alarm(backlog.failed, Color::Red),
-    ]);
+    for OutboxLine { table: adopted, destination, broker, backlog } in &status.outboxes {
+        table.add_row(vec![
+            comfy_table::Cell::new(adopted.as_deref().unwrap_or("postrider")),
+            comfy_table::Cell::new(destination),
+            comfy_table::Cell::new(broker),
+            comfy_table::Cell::new(if backlog.pending >= BACKLOG_COUNT_MAX {
+                format!("{BACKLOG_COUNT_MAX}+")
+            } else {
+                backlog.pending.to_string()
+            }),
+            comfy_table::Cell::new(
+                backlog.oldest_secs.map_or("-".to_owned(), |secs| output::duration(Duration::from_secs(secs))),
+            ),
+            alarm(backlog.retrying, Color::Yellow),
+            alarm(backlog.waiting, Color::Yellow),
+            alarm(backlog.failed, Color::Red),
+        ]);
+    }
     output::print(table)?;
     output::line("")?;
 

@@ -17,9 +17,6 @@ pub const DEFAULTS: &str = include_str!("defaults.toml");
 /// The file that is read when none is named.
 const FILE: &str = "postrider.toml";
 
-/// The only section that there may be several of.
-const CONSUMER: &str = "consumer";
-
 /// What environment variables that are settings begin with.
 const ENV_PREFIX: &str = "POSTRIDER__";
 
@@ -54,8 +51,8 @@ pub(super) fn assemble(
     file: Option<(PathBuf, String)>,
     environment: &[(String, String)],
 ) -> Result<Config, Box<Problems>> {
-    let (defaults, consumer) = defaults();
-    let mut settings = Settings::new(defaults, consumer);
+    let (defaults, lists) = defaults();
+    let mut settings = Settings::new(defaults, lists);
     if let Some((_, text)) = &file {
         put_file(&mut settings, text, environment);
     }
@@ -69,11 +66,11 @@ pub(super) fn assemble(
 
 type Values = BTreeMap<String, Value>;
 
-/// The settings of sections, and those of each `[[consumer]]`.
-fn defaults() -> (Values, Values) {
-    let (mut values, mut consumer) = (Values::new(), Values::new());
+/// The settings of sections, and those of sections that there may be several of.
+fn defaults() -> (Values, BTreeMap<String, Values>) {
+    let (mut values, mut lists) = (Values::new(), BTreeMap::<String, Values>::new());
     // The list is compiled in, and a test reads it: it cannot fail to parse here.
-    let Ok(document) = DeTable::parse(DEFAULTS) else { return (values, consumer) };
+    let Ok(document) = DeTable::parse(DEFAULTS) else { return (values, lists) };
     for (section, table) in document.get_ref() {
         match table.get_ref() {
             DeValue::Table(table) => {
@@ -82,14 +79,15 @@ fn defaults() -> (Values, Values) {
                 }
             }
             DeValue::Array(tables) => {
+                let list = lists.entry(section.get_ref().to_string()).or_default();
                 for (key, value) in tables.iter().filter_map(|table| table.get_ref().as_table()).flatten() {
-                    consumer.insert(key.get_ref().to_string(), plain(value.get_ref()));
+                    list.insert(key.get_ref().to_string(), plain(value.get_ref()));
                 }
             }
             _ => {}
         }
     }
-    (values, consumer)
+    (values, lists)
 }
 
 fn put_file(settings: &mut Settings, text: &str, environment: &[(String, String)]) {
@@ -106,8 +104,8 @@ fn put_file(settings: &mut Settings, text: &str, environment: &[(String, String)
     let lookup = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
     for (section, table) in document.get_ref() {
         let name = section.get_ref().as_ref();
-        if name == CONSUMER {
-            put_consumers(settings, table, &lookup);
+        if settings.is_list(name) {
+            put_list(settings, name, table, &lookup);
             continue;
         }
         if !settings.sections().contains(&name) {
@@ -150,10 +148,15 @@ fn put_value(
     }
 }
 
-fn put_consumers(settings: &mut Settings, tables: &Spanned<DeValue<'_>>, lookup: &impl Fn(&str) -> Option<String>) {
+fn put_list(
+    settings: &mut Settings,
+    list: &str,
+    tables: &Spanned<DeValue<'_>>,
+    lookup: &impl Fn(&str) -> Option<String>,
+) {
     let not_a_list = |span| {
-        Problem::new(Origin::File(span), "consumer is a list of sections".to_owned())
-            .help("write [[consumer]] with two brackets, once for each consumer")
+        Problem::new(Origin::File(span), format!("{list} is a list of sections"))
+            .help(format!("write [[{list}]] with two brackets, once for each"))
     };
     let DeValue::Array(tables) = tables.get_ref() else {
         settings.problems.push(not_a_list(tables.span()));
@@ -164,16 +167,16 @@ fn put_consumers(settings: &mut Settings, tables: &Spanned<DeValue<'_>>, lookup:
             settings.problems.push(not_a_list(table.span()));
             continue;
         };
-        let prefix = settings.add_consumer(Origin::File(table.span()));
+        let prefix = settings.add_item(list, Origin::File(table.span()));
         for (key, value) in entries {
             let full = format!("{prefix}.{}", key.get_ref());
             if settings.example(&full).is_none() {
-                let keys = settings.consumer_keys();
+                let keys = settings.item_keys(list);
                 let help = match nearest(key.get_ref(), &keys) {
                     Some(meant) => format!("did you mean {meant}?"),
-                    None => format!("the settings of [[consumer]] are {}", keys.join(", ")),
+                    None => format!("its settings are {}", keys.join(", ")),
                 };
-                let message = format!("a consumer has no setting {}", key.get_ref());
+                let message = format!("[[{list}]] has no setting {}", key.get_ref());
                 settings.problems.push(Problem::new(Origin::File(key.span()), message).label("unknown").help(help));
                 continue;
             }

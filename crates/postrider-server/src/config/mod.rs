@@ -13,20 +13,24 @@ use postrider::doctor::Finding;
 use postrider::event::PAYLOAD_BYTES_MAX;
 use postrider::upkeep::Retention;
 
+mod broker;
 mod claim;
 mod error;
 mod expand;
 mod load;
+mod outbox;
 mod settings;
 mod typed;
 mod url;
 
+pub use broker::{BrokerConfig, QueueType, RouteConfig};
 pub use claim::{ClaimConfig, ClaimUrl};
 pub use error::Problems;
 pub use load::{DEFAULTS, load};
+pub use outbox::OutboxConfig;
 pub use url::{BrokerUrl, Secret, StoreUrl, redact};
 
-/// The one destination that this version relays to; it names the relay's lanes, breaker and metrics.
+/// The destination that is `[broker]`; destinations name lanes, breakers and metrics.
 pub const DESTINATION: &str = "default";
 
 /// All settings, checked.
@@ -52,8 +56,22 @@ pub struct Config {
     pub http: HttpConfig,
     /// `[log]`
     pub log: LogConfig,
+    /// Every `[[route]]`
+    pub routes: Vec<RouteConfig>,
+    /// Every `[[outbox]]`
+    pub outboxes: Vec<OutboxConfig>,
     /// Every `[[consumer]]`
     pub consumers: Vec<ConsumerConfig>,
+}
+
+/// Whether it may name a destination or an outbox: it stands in metrics and leases.
+fn is_name(name: &str) -> bool {
+    (1..=60).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
+}
+
+/// A name out of a table's.
+fn name_of(table: &str) -> String {
+    table.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' }).take(60).collect()
 }
 
 /// A `[[consumer]]`: a service that gets events over HTTP.
@@ -61,6 +79,8 @@ pub struct Config {
 pub struct ConsumerConfig {
     /// What it wants, and how it is tried again.
     pub spec: ConsumerSpec,
+    /// The destination whose broker it reads from.
+    pub destination: String,
     /// Where events are posted to.
     pub url: Secret,
     /// What requests are signed with.
@@ -91,32 +111,6 @@ impl std::fmt::Debug for Hidden {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("***")
     }
-}
-
-/// `[broker]`
-#[derive(Debug, Clone)]
-pub struct BrokerConfig {
-    /// Which broker.
-    pub url: BrokerUrl,
-    /// The topic exchange on RabbitMQ.
-    pub exchange: String,
-    /// Whether a missing exchange is declared.
-    pub declare: bool,
-    /// The type of queues that we declare.
-    pub queue_type: QueueType,
-    /// The largest payload that the destination accepts.
-    pub payload_bytes_max: usize,
-    /// How long to wait for confirms.
-    pub publish_timeout: Duration,
-}
-
-/// The type of a RabbitMQ queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QueueType {
-    /// Replicated.
-    Quorum,
-    /// On one node.
-    Classic,
 }
 
 /// `[relay]`
@@ -219,14 +213,21 @@ impl Config {
                 "set retention.inbox_days to more than retention.queue_days",
             ));
         }
-        if let BrokerUrl::RabbitMq(url) = &self.broker.url
-            && url.is_plaintext_over_network()
-        {
-            found.push(Finding::warning(
-                "config.broker.url",
-                format!("{url} sends the password and all events unencrypted over the network"),
-                "use amqps://, or keep the broker on this machine or a private network",
-            ));
+        for (route, broker) in self.destinations() {
+            if let BrokerUrl::RabbitMq(url) | BrokerUrl::Kafka(url) | BrokerUrl::Nats(url) | BrokerUrl::Redis(url) =
+                &broker.url
+                && url.is_plaintext_over_network()
+            {
+                let check = match route.destination.as_str() {
+                    DESTINATION => "config.broker.url".to_owned(),
+                    name => format!("config.route.{name}.url"),
+                };
+                found.push(Finding::warning(
+                    check,
+                    format!("{url} sends the password and all events unencrypted over the network"),
+                    "use TLS (amqps://, kafkas://, tls://, rediss://), or keep the broker on this machine or a private network",
+                ));
+            }
         }
         if let Some(endpoint) = self.claim_check.as_ref().and_then(|claims| claims.endpoint.as_deref())
             && url::is_plaintext_over_network(endpoint, "http://")

@@ -51,33 +51,44 @@ pub enum Origin {
 /// All settings by key, the highest layer's value of each, and what is wrong with them.
 pub struct Settings {
     values: BTreeMap<String, (Value, Origin)>,
-    /// The settings that each `[[consumer]]` has.
-    consumer: BTreeMap<String, Value>,
-    /// How many of them there are.
-    pub(super) consumers: usize,
+    /// The settings that each section of a list (`[[consumer]]`) has.
+    lists: BTreeMap<String, BTreeMap<String, Value>>,
+    /// How many of each there are.
+    counts: BTreeMap<String, usize>,
     pub(super) problems: Vec<Problem>,
 }
 
 impl Settings {
     /// The lowest layer: it decides which keys exist and which type each has.
-    pub fn new(defaults: BTreeMap<String, Value>, consumer: BTreeMap<String, Value>) -> Self {
+    pub fn new(defaults: BTreeMap<String, Value>, lists: BTreeMap<String, BTreeMap<String, Value>>) -> Self {
         let values = defaults.into_iter().map(|(key, value)| (key, (value, Origin::Default))).collect();
-        Self { values, consumer, consumers: 0, problems: Vec::new() }
+        Self { values, lists, counts: BTreeMap::new(), problems: Vec::new() }
     }
 
-    /// One more `[[consumer]]` at this place; returns what its keys begin with (`consumer.1`).
-    pub fn add_consumer(&mut self, origin: Origin) -> String {
-        self.consumers += 1;
-        let prefix = format!("consumer.{}", self.consumers);
-        for (key, value) in &self.consumer {
+    /// Whether there may be several sections of this name.
+    pub fn is_list(&self, name: &str) -> bool {
+        self.lists.contains_key(name)
+    }
+
+    /// How many sections a list has; their keys begin with `<list>.1` and so on.
+    pub fn items(&self, list: &str) -> usize {
+        self.counts.get(list).copied().unwrap_or_default()
+    }
+
+    /// One more section of a list at this place; returns what its keys begin with (`consumer.1`).
+    pub fn add_item(&mut self, list: &str, origin: Origin) -> String {
+        let count = self.counts.entry(list.to_owned()).or_default();
+        *count += 1;
+        let prefix = format!("{list}.{count}");
+        for (key, value) in self.lists.get(list).into_iter().flatten() {
             self.values.insert(format!("{prefix}.{key}"), (value.clone(), origin.clone()));
         }
         prefix
     }
 
-    /// The keys of a `[[consumer]]`.
-    pub fn consumer_keys(&self) -> Vec<&str> {
-        self.consumer.keys().map(String::as_str).collect()
+    /// The keys of a list's sections.
+    pub fn item_keys(&self, list: &str) -> Vec<&str> {
+        self.lists.get(list).into_iter().flatten().map(|(key, _)| key.as_str()).collect()
     }
 
     /// The type that the key's default has.

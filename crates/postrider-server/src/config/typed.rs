@@ -4,19 +4,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use postrider::ConsumerSpec;
-use postrider::event::PAYLOAD_BYTES_MAX;
 use postrider::handler::{Place, SLOTS_MAX};
 use postrider::http::{Request, Webhook};
 use postrider::relay::Backoff;
 use postrider::upkeep::Retention;
 use tracing::level_filters::LevelFilter;
 
-use super::claim;
 use super::settings::Settings;
 use super::{
-    BreakerConfig, BrokerConfig, BrokerUrl, Config, ConsumerConfig, Hidden, HttpConfig, LogConfig, LogFormat,
-    QueueType, RelayConfig, Secret, StoreUrl,
+    BreakerConfig, Config, ConsumerConfig, DESTINATION, Hidden, HttpConfig, LogConfig, LogFormat, RelayConfig, Secret,
+    StoreUrl,
 };
+use super::{broker, claim, outbox};
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 /// Retention beyond ten years is a typing error.
@@ -25,7 +24,7 @@ const DAYS_MAX: u64 = 3650;
 /// The configuration, or `None` when a mistake leaves a value unknown. The settings hold all mistakes afterwards.
 pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
     let store = settings.parsed("store.url", StoreUrl::parse);
-    let broker = broker(settings);
+    let broker = broker::read(settings, "broker");
     let relay = relay(settings);
     let breaker = breaker(settings);
     let retention = retention(settings);
@@ -39,7 +38,19 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
         text.parse().map_err(|_| "must be an address and a port, such as \"127.0.0.1:7070\" or \"[::1]:7070\"")
     });
     let log = log(settings);
+    let routes = broker::routes(settings);
+    let outboxes = outbox::read(settings);
     let consumers = consumers(settings);
+    let destinations: Vec<&str> = routes.iter().map(|route| route.name.as_str()).chain([DESTINATION]).collect();
+    let wanted = outboxes.iter().map(|outbox| &outbox.destination).zip((1..).map(|n| format!("outbox.{n}")));
+    let wanted = wanted
+        .chain(consumers.iter().map(|consumer| &consumer.destination).zip((1..).map(|n| format!("consumer.{n}"))));
+    for (destination, prefix) in wanted {
+        if !destinations.contains(&destination.as_str()) {
+            let help = format!("the destinations are {}", destinations.join(", "));
+            settings.complain(&format!("{prefix}.destination"), "names no [[route]]", Some(help));
+        }
+    }
     Some(Config {
         file,
         store: store?,
@@ -51,13 +62,15 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
         claim_check: claim_check?,
         http: HttpConfig { listen: listen? },
         log: log?,
+        routes,
+        outboxes,
         consumers,
     })
 }
 
 fn consumers(settings: &mut Settings) -> Vec<ConsumerConfig> {
     let mut consumers: Vec<ConsumerConfig> = Vec::new();
-    for n in 1..=settings.consumers {
+    for n in 1..=settings.items("consumer") {
         let Some(consumer) = consumer(settings, &format!("consumer.{n}")) else { continue };
         if consumers.iter().any(|other| other.spec.name == consumer.spec.name) {
             let help = "two consumers share no messages; for more instances of one, run more of Postrider";
@@ -119,30 +132,14 @@ fn consumer(settings: &mut Settings, prefix: &str) -> Option<ConsumerConfig> {
             );
         }
     }
-    Some(ConsumerConfig { spec, url: url?, secrets, authorization: authorization.map(Hidden::new), timeout })
-}
-
-fn broker(settings: &mut Settings) -> Option<BrokerConfig> {
-    let url = settings.parsed("broker.url", BrokerUrl::parse);
-    let exchange = settings.parsed("broker.exchange", |name| match name {
-        "" => Err("is empty; RabbitMQ's default exchange cannot route by topic"),
-        long if long.len() > 127 => Err("has more than 127 bytes"),
-        reserved if reserved.starts_with("amq.") && reserved != "amq.topic" => {
-            Err("begins with \"amq.\", which RabbitMQ reserves")
-        }
-        name => Ok(name.to_owned()),
-    });
-    let queue_type =
-        settings.choice("broker.queue_type", &[("quorum", QueueType::Quorum), ("classic", QueueType::Classic)]);
-    let payload_bytes_max = settings.integer("broker.payload_bytes_max", 1..=PAYLOAD_BYTES_MAX as u64);
-    let publish_timeout = settings.millis("broker.publish_timeout_ms", 100..=600_000);
-    Some(BrokerConfig {
+    let destination = settings.text(&key("destination"));
+    Some(ConsumerConfig {
+        spec,
+        destination,
         url: url?,
-        exchange: exchange?,
-        declare: settings.flag("broker.declare"),
-        queue_type: queue_type?,
-        payload_bytes_max: usize::try_from(payload_bytes_max).unwrap_or(PAYLOAD_BYTES_MAX),
-        publish_timeout,
+        secrets,
+        authorization: authorization.map(Hidden::new),
+        timeout,
     })
 }
 
@@ -344,7 +341,7 @@ mod tests {
         let config = with(text, &[("PW", "s3cret")]).expect("valid");
         match &config.store {
             StoreUrl::Postgres(url) => assert_eq!(url.expose(), "postgres://app:s3cret@db/shop"),
-            StoreUrl::Sqlite(_) => panic!("not SQLite"),
+            other => panic!("{other:?}"),
         }
         assert!(!format!("{config:?}").contains("s3cret"));
         assert_says(text, &["store.url refers to ${PW}, but the environment variable PW is not set", ":2:7"]);
@@ -352,7 +349,7 @@ mod tests {
 
     #[test]
     fn passwords_are_not_shown_in_mistakes() {
-        let said = from("[store]\nurl = \"mysql://app:s3cret@db/shop\"\n").expect_err("no MySQL yet");
+        let said = from("[store]\nurl = \"oracle://app:s3cret@db/shop\"\n").expect_err("no Oracle");
         assert!(said.contains("store.url must begin with"), "{said}");
         assert!(!said.contains("s3cret"), "{said}");
     }
@@ -397,7 +394,7 @@ mod tests {
         assert_says(&format!("{good}secret = \"short\"\n"), &["consumer.1.secret is not \"whsec_\"", "head -c 32"]);
         assert_says(&format!("{good}slots = 33\n"), &["consumer.1.slots must be between 1 and 32"]);
         assert_says(&format!("{good}{good}"), &["consumer.2.name is taken by another consumer", ":5:8"]);
-        assert_says(&format!("{good}name2 = 1\n"), &["a consumer has no setting name2"]);
+        assert_says(&format!("{good}name2 = 1\n"), &["[[consumer]] has no setting name2"]);
         assert_says("[[consumer]]\nname = \"a b\"\nurl = \"http://h/\"\n", &["letters, digits"]);
     }
 

@@ -20,7 +20,7 @@ impl Secret {
 
     /// Whether the address leads, unencrypted, to another machine.
     pub fn is_plaintext_over_network(&self) -> bool {
-        is_plaintext_over_network(&self.0, "amqp://")
+        ["amqp://", "kafka://", "nats://", "redis://"].iter().any(|scheme| is_plaintext_over_network(&self.0, scheme))
     }
 }
 
@@ -50,8 +50,10 @@ impl fmt::Debug for Secret {
 pub enum StoreUrl {
     /// A file.
     Sqlite(PathBuf),
-    /// A server.
+    /// A PostgreSQL server.
     Postgres(Secret),
+    /// A MySQL or MariaDB server.
+    Mysql(Secret),
 }
 
 impl StoreUrl {
@@ -73,7 +75,10 @@ impl StoreUrl {
         if url.starts_with("postgres://") || url.starts_with("postgresql://") {
             return Ok(StoreUrl::Postgres(Secret::new(url)));
         }
-        Err("must begin with \"sqlite:\" or \"postgres://\"".to_owned())
+        if url.starts_with("mysql://") || url.starts_with("mariadb://") {
+            return Ok(StoreUrl::Mysql(Secret::new(url)));
+        }
+        Err("must begin with \"sqlite:\", \"postgres://\" or \"mysql://\"".to_owned())
     }
 }
 
@@ -81,7 +86,7 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StoreUrl::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-            StoreUrl::Postgres(url) => write!(f, "{url}"),
+            StoreUrl::Postgres(url) | StoreUrl::Mysql(url) => write!(f, "{url}"),
         }
     }
 }
@@ -93,6 +98,12 @@ pub enum BrokerUrl {
     Embedded,
     /// RabbitMQ.
     RabbitMq(Secret),
+    /// Kafka.
+    Kafka(Secret),
+    /// NATS JetStream.
+    Nats(Secret),
+    /// Redis Streams.
+    Redis(Secret),
 }
 
 impl BrokerUrl {
@@ -104,7 +115,18 @@ impl BrokerUrl {
         if url.starts_with("amqp://") || url.starts_with("amqps://") {
             return Ok(BrokerUrl::RabbitMq(Secret::new(url)));
         }
-        Err("must be \"embedded\", or begin with \"amqp://\" or \"amqps://\"".to_owned())
+        let begins = |names: &[&str]| names.iter().any(|name| url.starts_with(name));
+        if begins(&["kafka://", "kafkas://"]) {
+            return Ok(BrokerUrl::Kafka(Secret::new(url)));
+        }
+        if begins(&["nats://", "tls://"]) {
+            return Ok(BrokerUrl::Nats(Secret::new(url)));
+        }
+        if begins(&["redis://", "rediss://"]) {
+            return Ok(BrokerUrl::Redis(Secret::new(url)));
+        }
+        Err("must be \"embedded\", or begin with \"amqp://\", \"amqps://\", \"kafka://\", \"nats://\" or \"redis://\""
+            .to_owned())
     }
 }
 
@@ -112,7 +134,9 @@ impl fmt::Display for BrokerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BrokerUrl::Embedded => f.write_str("embedded"),
-            BrokerUrl::RabbitMq(url) => write!(f, "{url}"),
+            BrokerUrl::RabbitMq(url) | BrokerUrl::Kafka(url) | BrokerUrl::Nats(url) | BrokerUrl::Redis(url) => {
+                write!(f, "{url}")
+            }
         }
     }
 }
@@ -214,7 +238,7 @@ mod tests {
         assert_eq!(StoreUrl::parse("sqlite:a.db"), Ok(StoreUrl::Sqlite("a.db".into())));
         assert_eq!(StoreUrl::parse("sqlite:///var/a.db"), Ok(StoreUrl::Sqlite("/var/a.db".into())));
         assert!(StoreUrl::parse("sqlite::memory:").is_err());
-        assert!(StoreUrl::parse("mysql://h/d").is_err());
+        assert!(StoreUrl::parse("oracle://h/d").is_err());
         assert!(matches!(BrokerUrl::parse("amqps://h"), Ok(BrokerUrl::RabbitMq(_))));
         assert!(BrokerUrl::parse("kafka://h").is_err());
     }

@@ -3,26 +3,50 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use postrider::Route;
+use postrider::adopt::AdoptedTable;
 use postrider::store::Store;
 use postrider::upkeep::Backlog;
+use postrider::{Result, Route};
 
 use super::Duty;
-use crate::config::DESTINATION;
 
 /// The alert is a log line at most this often.
 const ALERT_EVERY: Duration = Duration::from_secs(60);
 
+/// What is looked at.
+pub enum Outbox {
+    /// The store's outbox, for one destination.
+    Own(Arc<dyn Store>, Route),
+    /// An adopted table, and its name.
+    Adopted(String, Arc<dyn AdoptedTable>),
+}
+
+impl Outbox {
+    fn name(&self) -> &str {
+        match self {
+            Outbox::Own(_, route) => &route.destination,
+            Outbox::Adopted(name, _) => name,
+        }
+    }
+
+    async fn backlog(&self) -> Result<Backlog> {
+        match self {
+            Outbox::Own(store, route) => store.backlog(route).await,
+            Outbox::Adopted(_, table) => table.backlog().await,
+        }
+    }
+}
+
 /// Reads the backlog and raises or ends the alert.
 pub struct BacklogDuty {
-    store: Arc<dyn Store>,
+    outbox: Outbox,
     alarm: Alarm,
 }
 
 impl BacklogDuty {
-    /// The backlog of one store; an event that waits longer than `stale_after` is stale.
-    pub fn new(store: Arc<dyn Store>, stale_after: Duration) -> Self {
-        Self { store, alarm: Alarm { stale_after, last: None } }
+    /// The backlog of one outbox; an event that waits longer than `stale_after` is stale.
+    pub fn new(outbox: Outbox, stale_after: Duration) -> Self {
+        Self { outbox, alarm: Alarm { stale_after, last: None } }
     }
 }
 
@@ -30,18 +54,19 @@ impl Duty for BacklogDuty {
     const EVERY: Duration = Duration::from_secs(10);
 
     async fn run_once(&mut self) {
-        let backlog = match self.store.backlog(&Route::all(DESTINATION)).await {
+        let backlog = match self.outbox.backlog().await {
             Ok(backlog) => backlog,
             // The probe tells that the store is away; a second line would say nothing new.
             Err(error) => {
                 return tracing::debug!(error_type = error.kind().as_str(), %error, "the backlog cannot be read");
             }
         };
-        postrider::metrics::backlog(DESTINATION, &backlog, self.alarm.is_stale(&backlog));
+        let destination = self.outbox.name();
+        postrider::metrics::backlog(destination, &backlog, self.alarm.is_stale(&backlog));
         match self.alarm.next(&backlog, Instant::now()) {
             Some(Change::Raised) => tracing::warn!(
                 error_type = "stale",
-                destination = DESTINATION,
+                destination,
                 oldest_s = backlog.oldest_secs.unwrap_or_default(),
                 stale_after_s = self.alarm.stale_after.as_secs(),
                 pending = backlog.pending,
@@ -51,7 +76,7 @@ impl Duty for BacklogDuty {
                 remedy = "look at `postrider status` and at the broker",
                 "events wait too long"
             ),
-            Some(Change::Over) => tracing::info!(destination = DESTINATION, "no event waits too long any more"),
+            Some(Change::Over) => tracing::info!(destination, "no event waits too long any more"),
             None => {}
         }
     }

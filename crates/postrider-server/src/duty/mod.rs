@@ -11,7 +11,7 @@ mod claims;
 mod probe;
 mod upkeep;
 
-pub use backlog::BacklogDuty;
+pub use backlog::{BacklogDuty, Outbox};
 pub use claims::ClaimsDuty;
 pub use probe::ProbeDuty;
 pub use upkeep::UpkeepDuty;

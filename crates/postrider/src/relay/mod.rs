@@ -144,7 +144,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    fn new(destination: &str, settings: BreakerSettings) -> Self {
+    pub(crate) fn new(destination: &str, settings: BreakerSettings) -> Self {
         metrics::breaker(destination, false);
         Self { destination: destination.to_owned(), breaker: Arc::new(Mutex::new(Breaker::new(settings))) }
     }
@@ -160,7 +160,7 @@ impl Gate {
     }
 
     /// Takes over what the broker says about being blocked.
-    fn set_blocked(&self, blocked: Option<String>) {
+    pub(crate) fn set_blocked(&self, blocked: Option<String>) {
         let mut breaker = self.lock();
         let was_closed = breaker.reason().is_some();
         breaker.set_blocked(blocked, Instant::now());
@@ -171,11 +171,11 @@ impl Gate {
         }
     }
 
-    fn permit(&self) -> Permit {
+    pub(crate) fn permit(&self) -> Permit {
         self.lock().permit(Instant::now())
     }
 
-    fn succeeded(&self) {
+    pub(crate) fn succeeded(&self) {
         let mut breaker = self.lock();
         if breaker.state() != BreakerState::Closed {
             tracing::info!(destination = %self.destination, "publishing resumed");
@@ -185,7 +185,7 @@ impl Gate {
     }
 
     /// Records a failure and returns how many there were in a row.
-    fn failed(&self, began: Instant, error: &crate::Error) -> u32 {
+    pub(crate) fn failed(&self, began: Instant, error: &crate::Error) -> u32 {
         let mut breaker = self.lock();
         let was_open = breaker.reason().is_some();
         breaker.failed(began, Instant::now(), &error.to_string());

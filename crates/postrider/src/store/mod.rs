@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
+use crate::adopt::AdoptedTables;
 use crate::broker::Broker;
 use crate::broker::embedded::Queue;
 use crate::broker::topic::Route;
@@ -20,6 +21,7 @@ use crate::lease::Leases;
 use crate::migrate::Migrate;
 use crate::outbox::OutboxStore;
 use crate::source::Source;
+use crate::trigger::Triggers;
 use crate::upkeep::Upkeep;
 
 #[cfg(feature = "postgres")]
@@ -47,6 +49,16 @@ pub trait Store: DeadLetters + Leases + Migrate + OutboxStore + Queue + Upkeep {
         claims: Option<Arc<Claims>>,
         stop: CancellationToken,
     ) -> Result<()>;
+
+    /// Tables that services already have, where the database can lock rows for us.
+    fn adopted(&self) -> Option<&dyn AdoptedTables> {
+        None
+    }
+
+    /// Triggers that write events, where the database has them.
+    fn triggers(&self) -> Option<&dyn Triggers> {
+        None
+    }
 
     /// Checks reachability, version, rights, unsafe settings and clock skew.
     async fn inspect(&self) -> Result<Vec<Finding>>;

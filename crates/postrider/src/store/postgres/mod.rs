@@ -9,6 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 use tokio_util::sync::CancellationToken;
 
+use crate::adopt::AdoptedTables;
 use crate::broker::Broker;
 use crate::broker::topic::Route;
 use crate::claim::Claims;
@@ -17,7 +18,9 @@ use crate::error::{Error, Kind, Result};
 use crate::handler::{Consumer, ConsumerSpec, RemoteHandler};
 use crate::source::Source;
 use crate::store::Store;
+use crate::trigger::Triggers;
 
+mod adopted;
 mod dead;
 mod doctor;
 mod error;
@@ -32,6 +35,7 @@ mod retries;
 mod routes;
 mod row;
 mod source;
+mod trigger;
 mod upkeep;
 mod wake;
 
@@ -124,6 +128,14 @@ impl Store for PostgresStore {
             Some(claims) => consumer.claims(claims).run(stop).await,
             None => consumer.run(stop).await,
         }
+    }
+
+    fn adopted(&self) -> Option<&dyn AdoptedTables> {
+        Some(self)
+    }
+
+    fn triggers(&self) -> Option<&dyn Triggers> {
+        Some(self)
     }
 
     async fn inspect(&self) -> Result<Vec<Finding>> {

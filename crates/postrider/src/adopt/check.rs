@@ -1,0 +1,214 @@
+//! A mapping against the catalogue.
+
+use super::sql::{Dialect, Sql};
+use super::{ColumnKind, Mapping, State, TableInfo};
+use crate::doctor::Finding;
+
+/// What is wrong with a mapping, or slow. No error among the findings means that it can be relayed.
+pub fn check(mapping: &Mapping, info: &TableInfo, is_mysql: bool) -> Vec<Finding> {
+    let dialect = if is_mysql { Dialect::Mysql } else { Dialect::Postgres };
+    let mut check = Check { name: format!("outbox.{}", mapping.name), mapping, info, findings: Vec::new() };
+    check.primary_key();
+    check.columns();
+    check.state();
+    check.rights();
+    if check.findings.is_empty() {
+        check.index(dialect);
+    }
+    if check.findings.is_empty() {
+        check.findings.push(Finding::ok(&check.name, format!("{} fits the mapping", mapping.table)));
+    }
+    check.findings
+}
+
+struct Check<'a> {
+    name: String,
+    mapping: &'a Mapping,
+    info: &'a TableInfo,
+    findings: Vec<Finding>,
+}
+
+impl Check<'_> {
+    fn wrong(&mut self, what: String, remedy: impl Into<String>) {
+        self.findings.push(Finding::error(&self.name, what, remedy));
+    }
+
+    fn primary_key(&mut self) {
+        let (table, id) = (&self.mapping.table, &self.mapping.id);
+        let is_key = self.info.primary_key == [id.as_str()];
+        let is_unique = self
+            .info
+            .indexes
+            .iter()
+            .any(|index| index.is_unique && index.condition.is_none() && index.columns == [id.as_str()]);
+        let is_nullable = self.info.column(id).is_some_and(|column| column.is_nullable);
+        match (is_key || (is_unique && !is_nullable), self.info.primary_key.is_empty()) {
+            (true, _) => {}
+            (false, true) => self.wrong(
+                format!("{table} has no primary key, so a published row could not be told from others"),
+                "give the table a primary key of one column, and name it as id",
+            ),
+            (false, false) => self.wrong(
+                format!("id = {id:?} is not the primary key of {table} ({})", self.info.primary_key.join(", ")),
+                "name the primary key as id; one of several columns cannot be adopted",
+            ),
+        }
+    }
+
+    /// Whether a column is there and holds what it should.
+    fn column(&mut self, setting: &str, name: &str, kinds: &[ColumnKind]) {
+        let Some(column) = self.info.column(name) else {
+            let names: Vec<&str> = self.info.columns.iter().map(|column| column.name.as_str()).collect();
+            let remedy = match names.iter().find(|other| other.eq_ignore_ascii_case(name)) {
+                Some(other) => format!("write {other:?}: names count letter by letter"),
+                None => format!("its columns are {}", names.join(", ")),
+            };
+            return self.wrong(format!("{setting} = {name:?}: {} has no such column", self.mapping.table), remedy);
+        };
+        if !kinds.is_empty() && !kinds.contains(&column.kind) {
+            let what = format!("{setting} = {name:?} is of type {}, which cannot be used for it", column.type_name);
+            self.wrong(what, "name another column, or leave the setting out");
+        }
+    }
+
+    fn columns(&mut self) {
+        use ColumnKind::{Boolean, Bytes, DateTime, Instant, Integer, Json, Text, Uuid};
+        let mapping = self.mapping;
+        self.column("id", &mapping.id, &[Integer, Uuid, Text]);
+        self.column("payload", &mapping.payload, &[Json, Text, Bytes]);
+        let optional: [(&str, &Option<String>, &[ColumnKind]); 11] = [
+            ("order", &mapping.order, &[Integer, Uuid, Text, Instant, DateTime]),
+            ("key", &mapping.key, &[Integer, Uuid, Text]),
+            ("headers", &mapping.headers, &[Json, Text]),
+            ("tenant", &mapping.tenant, &[Integer, Uuid, Text]),
+            ("time", &mapping.time, &[Instant, DateTime]),
+            ("published_at", &mapping.published_at, &[Instant, DateTime]),
+            ("updated_at", &mapping.updated_at, &[Instant, DateTime]),
+            ("attempts", &mapping.attempts, &[Integer]),
+            ("attempts_max", &mapping.attempts_max, &[Integer]),
+            ("available_at", &mapping.available_at, &[Instant, DateTime]),
+            ("last_error", &mapping.last_error, &[Text]),
+        ];
+        for (setting, column, kinds) in optional {
+            if let Some(column) = column {
+                self.column(setting, column, kinds);
+            }
+        }
+        let templates = [("topic", &mapping.topic), ("type", &mapping.kind), ("message_id", &mapping.message_id)];
+        for (setting, template) in templates {
+            for column in template.columns() {
+                self.column(setting, column, &[Integer, Uuid, Text, Boolean]);
+            }
+        }
+    }
+
+    fn state(&mut self) {
+        match &self.mapping.state {
+            State::Status { column, .. } => self.column("status", column, &[ColumnKind::Text]),
+            State::Flag { column } => self.column("published", column, &[ColumnKind::Boolean]),
+            State::PublishedAt if self.mapping.published_at.is_none() => self.wrong(
+                "nothing says whether a row is published".to_owned(),
+                "name a column as status, published or published_at",
+            ),
+            State::PublishedAt => {}
+        }
+        let is_number = self.info.column(&self.mapping.id).is_some_and(|id| id.kind == ColumnKind::Integer);
+        if self.mapping.order.is_none() && !is_number {
+            self.wrong(
+                format!("{:?} is no number, so it gives no order", self.mapping.id),
+                "name the column that rows are ordered by as order, such as the time of their creation",
+            );
+        }
+    }
+
+    fn rights(&mut self) {
+        if !self.info.missing_rights.is_empty() {
+            let rights = self.info.missing_rights.join(", ");
+            let table = &self.mapping.table;
+            self.wrong(format!("the user lacks {rights} on {table}"), format!("GRANT {rights} ON {table} TO the user"));
+        }
+    }
+
+    /// A look must not read rows that were published long ago.
+    fn index(&mut self, dialect: Dialect) {
+        let Ok(sql) = Sql::new(dialect, self.mapping, self.info) else { return };
+        let order = self.mapping.order.as_ref().unwrap_or(&self.mapping.id);
+        let state = match &self.mapping.state {
+            State::Status { column, .. } | State::Flag { column } => Some(column),
+            State::PublishedAt => self.mapping.published_at.as_ref(),
+        };
+        let Some(state) = state else { return };
+        let is_partial =
+            |condition: &Option<String>| condition.as_ref().is_some_and(|text| text.contains(state.as_str()));
+        let is_good = self.info.indexes.iter().any(|index| {
+            let first = index.columns.first();
+            let by_state = first == Some(state) && index.columns.get(1) == Some(order);
+            by_state || (is_partial(&index.condition) && first == Some(order))
+        });
+        let is_found =
+            self.info.indexes.iter().any(|index| index.columns.first() == Some(state) || is_partial(&index.condition));
+        let slow = match (is_good, is_found) {
+            (true, _) => return,
+            (false, true) => "sorts everything that waits",
+            (false, false) => "reads the whole table",
+        };
+        self.findings.push(Finding::warning(
+            &self.name,
+            format!("no index of {} fits, so every look {slow}", self.mapping.table),
+            sql.index(),
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{campus, campus_table};
+    use super::*;
+    use crate::doctor::Severity;
+
+    fn errors(mapping: &Mapping, info: &TableInfo) -> Vec<String> {
+        let wrong = |finding: &Finding| finding.severity == Severity::Error;
+        let said = |finding: Finding| format!("{} | {}", finding.message, finding.remedy);
+        check(mapping, info, false).into_iter().filter(wrong).map(said).collect()
+    }
+
+    #[test]
+    fn a_mapping_that_fits_has_no_error() {
+        assert_eq!(errors(&campus(), &campus_table()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_mistake_is_named() {
+        let mut mapping = campus();
+        mapping.payload = "Payload".to_owned();
+        mapping.attempts = Some("last_error".to_owned());
+        mapping.key = Some("nothing".to_owned());
+        let errors = errors(&mapping, &campus_table()).join("\n");
+        for part in
+            ["write \"payload\"", "attempts = \"last_error\" is of type", "key = \"nothing\"", "its columns are"]
+        {
+            assert!(errors.contains(part), "{part} is missing in {errors}");
+        }
+    }
+
+    #[test]
+    fn a_table_needs_a_primary_key_and_rights() {
+        let mut info = campus_table();
+        info.primary_key.clear();
+        info.indexes.clear();
+        info.missing_rights = vec!["UPDATE".to_owned()];
+        let errors = errors(&campus(), &info).join("\n");
+        assert!(errors.contains("no primary key") && errors.contains("lacks UPDATE"), "{errors}");
+    }
+
+    #[test]
+    fn a_missing_index_comes_with_its_statement() {
+        let found = check(&campus(), &campus_table(), false);
+        assert_eq!(found[0].severity, Severity::Warning);
+        assert_eq!(
+            found[0].remedy,
+            "CREATE INDEX CONCURRENTLY \"outbox_events_unpublished\" ON \"public\".\"outbox_events\" (\"id\") \
+             WHERE \"status\" = 'pending'"
+        );
+    }
+}

@@ -1,0 +1,321 @@
+//! The loop of an adopted table: lock rows, publish them, mark them.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::{AdoptedRow, AdoptedTable, Mapping, Outcome};
+use crate::broker::{Batching, Broker};
+use crate::error::{Error, Kind, Result, Retry};
+use crate::event::Event;
+use crate::metrics;
+use crate::relay::{Backoff, Gate, Permit, RelaySettings};
+use crate::source::Failure;
+use crate::task;
+
+/// Two of them: while one waits for the broker the other waits for the database.
+const WORKERS: usize = 2;
+/// The shortest wait between two looks at a table without work.
+const POLL_MIN: Duration = Duration::from_millis(5);
+/// While the broker is blocked or another worker probes it, ask again this often.
+const GATE_EVERY: Duration = Duration::from_millis(100);
+/// Rows that a worker of the service has left are looked for this often.
+const FREE_EVERY: Duration = Duration::from_secs(30);
+/// Waits after an error of the database, or of the destination before the breaker opens.
+const OUTAGE: Backoff =
+    Backoff { base: Duration::from_millis(200), max: Duration::from_secs(5), jitter: Duration::from_millis(200) };
+
+/// Carries the rows of an adopted table to a broker. Any number of instances may run at once.
+pub struct Adopted {
+    mapping: Mapping,
+    source: String,
+    table: Arc<dyn AdoptedTable>,
+    broker: Arc<dyn Broker>,
+    settings: RelaySettings,
+    gate: Gate,
+    /// Tells the second worker that there is more than one can do.
+    more: Notify,
+}
+
+impl Adopted {
+    /// A relay of the table; nothing happens before [`Adopted::run`]. `source` is what events say they come from.
+    pub fn new(
+        mapping: Mapping,
+        table: Box<dyn AdoptedTable>,
+        broker: Arc<dyn Broker>,
+        settings: RelaySettings,
+    ) -> Self {
+        let gate = Gate::new(&mapping.name, settings.breaker);
+        let source = table.source();
+        Self { mapping, source, table: table.into(), broker, settings, gate, more: Notify::new() }
+    }
+
+    /// The breaker of the destination.
+    pub fn gate(&self) -> Gate {
+        self.gate.clone()
+    }
+
+    /// The table, for its figures.
+    pub fn table(&self) -> Arc<dyn AdoptedTable> {
+        self.table.clone()
+    }
+
+    /// Runs until `stop` is cancelled; what was locked is then published and marked first.
+    pub async fn run(self, stop: CancellationToken) -> Result<()> {
+        let this = Arc::new(self);
+        let workers = (0..WORKERS).map(|number| tokio::spawn(this.clone().work(number, stop.clone())));
+        for worker in join_all(workers).await {
+            worker.map_err(task::ended)?;
+        }
+        Ok(())
+    }
+
+    async fn work(self: Arc<Self>, number: usize, stop: CancellationToken) {
+        let mut failures = 0;
+        let mut last_work = Instant::now();
+        let mut next_free = Instant::now();
+        while !stop.is_cancelled() {
+            if number == 0 && Instant::now() >= next_free {
+                next_free = Instant::now() + FREE_EVERY;
+                self.free_abandoned().await;
+            }
+            match self.round().await {
+                Ok(Round::Worked) => {
+                    failures = 0;
+                    last_work = Instant::now();
+                }
+                Ok(Round::Idle) => {
+                    failures = 0;
+                    self.idle(number, last_work, &stop).await;
+                }
+                Ok(Round::Closed(until)) => sleep_until(until, &stop).await,
+                Err(error) => {
+                    failures += 1;
+                    self.tell(failures, &error);
+                    OUTAGE.wait(failures, &stop).await;
+                }
+            }
+        }
+    }
+
+    async fn idle(&self, number: usize, last_work: Instant, stop: &CancellationToken) {
+        let wait = (last_work.elapsed() / 2).clamp(POLL_MIN, self.settings.poll);
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(wait), if number == 0 => {}
+            () = self.more.notified(), if number > 0 => {}
+        }
+    }
+
+    fn tell(&self, failures: u32, error: &Error) {
+        let outbox = &self.mapping.name;
+        if failures == 1 || failures.is_power_of_two() {
+            tracing::error!(outbox, table = %self.mapping.table, error_type = error.kind().as_str(), %error,
+                causes = ?error.causes(), remedy = error.remedy(), failures,
+                "the adopted table cannot be relayed; nothing is lost, trying again");
+        }
+    }
+
+    async fn free_abandoned(&self) {
+        let (table, outbox) = (self.table.clone(), &self.mapping.name);
+        match task::start(async move { table.free_abandoned().await })
+            .await
+            .map_err(task::ended)
+            .and_then(|freed| freed)
+        {
+            Ok(0) => {}
+            Ok(freed) => tracing::warn!(
+                outbox,
+                freed,
+                error_type = "abandoned",
+                "rows that a worker had taken and left are relayed now"
+            ),
+            // The next look says why.
+            Err(error) => tracing::debug!(outbox, %error, "abandoned rows cannot be looked for"),
+        }
+    }
+
+    /// Locks rows, publishes them, marks them.
+    async fn round(&self) -> Result<Round> {
+        self.gate.set_blocked(self.broker.blocked());
+        if self.broker.blocked().is_some() {
+            return Ok(Round::Closed(Instant::now() + GATE_EVERY));
+        }
+        let (table, limit) = (self.table.clone(), self.settings.page);
+        // A call that is given up drops the rows when it ends, and with them their locks.
+        let locked = task::start(async move { table.lock(limit).await }).await.map_err(task::ended)??;
+        if locked.rows().is_empty() {
+            return Ok(Round::Idle);
+        }
+        let limit = match self.gate.permit() {
+            Permit::All => usize::MAX,
+            Permit::Probe => 1,
+            // Dropped: nobody should wait for rows that we hold and cannot send.
+            Permit::None(until) => return Ok(Round::Closed(until.unwrap_or(Instant::now() + GATE_EVERY))),
+        };
+        if locked.rows().len() >= self.settings.page {
+            self.more.notify_one();
+        }
+        let (outcomes, outage) = self.publish(locked.rows(), limit).await;
+        let is_all_untouched = outcomes.iter().all(|outcome| *outcome == Outcome::Untouched);
+        if !is_all_untouched {
+            task::start(async move { locked.settle(&outcomes).await }).await.map_err(task::ended)??;
+        }
+        match outage {
+            Some(wait) => Ok(Round::Closed(Instant::now() + wait)),
+            None => Ok(Round::Worked),
+        }
+    }
+
+    /// Publishes rows, one of a key at a time, and says what became of each; and how long to leave the destination alone.
+    async fn publish(&self, rows: &[AdoptedRow], limit: usize) -> (Vec<Outcome>, Option<Duration>) {
+        let mut outcomes = vec![Outcome::Untouched; rows.len()];
+        let mut flight = Flight { open: Vec::new(), stopped: HashSet::new(), is_single: false };
+        for (index, row) in rows.iter().enumerate().take(limit) {
+            let key = row.key(&self.mapping);
+            if key.is_some_and(|key| flight.stopped.contains(key)) {
+                continue;
+            }
+            match row.event(&self.mapping, &self.source).and_then(|event| self.broker.check(&event).map(|()| event)) {
+                Ok(event) => flight.open.push((index, Arc::new(event))),
+                Err(error) => {
+                    flight.stopped.extend(key.map(str::to_owned));
+                    outcomes[index] = self.failed(row, &error);
+                }
+            }
+        }
+        while !flight.open.is_empty() {
+            let began = Instant::now();
+            let wave = flight.wave(self.broker.batching());
+            let results = self.send(&wave).await;
+            let is_events_fault =
+                |(_, result): &(usize, Result<()>)| result.as_ref().is_err_and(|error| error.kind().belongs_to_event());
+            if self.broker.batching() == Batching::Atomic && wave.len() > 1 && results.iter().any(is_events_fault) {
+                // Refused as a whole; which one it was is found out one by one.
+                (flight.open, flight.is_single) = (wave, true);
+                continue;
+            }
+            let mut outage = None;
+            let mut confirmed = 0;
+            for (index, result) in results {
+                match result {
+                    Ok(()) => {
+                        confirmed += 1;
+                        outcomes[index] = Outcome::Published;
+                    }
+                    Err(error) if error.kind().belongs_to_event() => {
+                        metrics::publish_failed(&self.mapping.name, error.kind(), 1);
+                        flight.stop(rows[index].key(&self.mapping));
+                        outcomes[index] = self.failed(&rows[index], &error);
+                    }
+                    Err(error) => {
+                        outage.get_or_insert(error);
+                    }
+                }
+            }
+            metrics::published(&self.mapping.name, confirmed);
+            if let Some(error) = outage {
+                return (outcomes, Some(self.outage(began, &error)));
+            }
+            self.gate.succeeded();
+        }
+        (outcomes, None)
+    }
+
+    /// Sends events that may fly together, in calls of the usual size.
+    async fn send(&self, wave: &[(usize, Arc<Event>)]) -> Vec<(usize, Result<()>)> {
+        let size = match self.broker.batching() {
+            Batching::Independent => self.settings.batch.max(1),
+            Batching::Atomic => wave.len(),
+        };
+        let calls = wave.chunks(size).map(|chunk| async move {
+            let events: Vec<Arc<Event>> = chunk.iter().map(|(_, event)| event.clone()).collect();
+            let mut results = self.broker.publish(&events).await.into_iter();
+            let unsaid = || Err(Error::new(Kind::Other, "the broker gave no result"));
+            chunk.iter().map(|(index, _)| (*index, results.next().unwrap_or_else(unsaid))).collect::<Vec<_>>()
+        });
+        join_all(calls).await.into_iter().flatten().collect()
+    }
+
+    fn failed(&self, row: &AdoptedRow, error: &Error) -> Outcome {
+        let attempts = row.attempts + 1;
+        let attempts_max = row.attempts_max.unwrap_or(self.settings.attempts_max);
+        let failure =
+            Failure { kind: error.kind().as_str().to_owned(), message: format!("{error}; {}", error.remedy()) };
+        let (outbox, row_id, error_type) = (&self.mapping.name, &row.id, error.kind().as_str());
+        if error.kind().retry() == Retry::Later && attempts < attempts_max {
+            metrics::parked(outbox, "retrying");
+            tracing::warn!(outbox, row_id, attempts, error_type, %error, "a row failed and is tried again");
+            let delay = self.settings.backoff.delay_with(attempts, &mut fastrand::Rng::new());
+            return Outcome::Retry { attempts, delay, failure };
+        }
+        metrics::parked(outbox, "failed");
+        tracing::error!(outbox, row_id, attempts, error_type, %error, remedy = error.remedy(),
+            "a row failed and is kept; a person must decide, its key waits behind it");
+        Outcome::Failed { attempts, failure }
+    }
+
+    fn outage(&self, began: Instant, error: &Error) -> Duration {
+        metrics::publish_failed(&self.mapping.name, error.kind(), 1);
+        let failures = self.gate.failed(began, error);
+        if failures <= 1 {
+            tracing::warn!(outbox = self.mapping.name, error_type = error.kind().as_str(), %error,
+                causes = ?error.causes(), remedy = error.remedy(), "publishing failed, trying again");
+        }
+        OUTAGE.delay_with(failures, &mut fastrand::Rng::new())
+    }
+}
+
+/// What a look came to.
+enum Round {
+    Worked,
+    Idle,
+    /// The destination is to be left alone until then.
+    Closed(Instant),
+}
+
+/// Events that wait to be sent, oldest first.
+struct Flight {
+    open: Vec<(usize, Arc<Event>)>,
+    /// Keys of which one has failed.
+    stopped: HashSet<String>,
+    /// Whether they are sent one by one.
+    is_single: bool,
+}
+
+impl Flight {
+    /// What may be sent together: of each key the oldest, or everything where batches are taken whole.
+    fn wave(&mut self, batching: Batching) -> Vec<(usize, Arc<Event>)> {
+        if self.is_single {
+            return self.open.drain(..1).collect();
+        }
+        if batching == Batching::Atomic {
+            return std::mem::take(&mut self.open);
+        }
+        let mut keys = HashSet::new();
+        let (wave, later) = std::mem::take(&mut self.open)
+            .into_iter()
+            .partition(|(_, event)| event.key().is_none_or(|key| keys.insert(key.to_owned())));
+        self.open = later;
+        wave
+    }
+
+    /// Takes back what is behind a row that failed.
+    fn stop(&mut self, key: Option<&str>) {
+        if let Some(key) = key {
+            self.open.retain(|(_, event)| event.key() != Some(key));
+            self.stopped.insert(key.to_owned());
+        }
+    }
+}
+
+async fn sleep_until(until: Instant, stop: &CancellationToken) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = tokio::time::sleep_until(until.into()) => {}
+    }
+}

@@ -1,0 +1,531 @@
+//! The statements for an adopted table, in both dialects. Names come from the catalogue and are quoted; words are
+//! literals, so that partial indexes fit.
+
+use super::{Clock, ColumnKind, Mapping, State, TableInfo};
+use crate::error::{Error, Kind, Result};
+use crate::upkeep::BACKLOG_COUNT_MAX;
+
+/// Whose SQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// PostgreSQL.
+    Postgres,
+    /// MySQL and MariaDB.
+    #[allow(dead_code)] // unused without the feature
+    Mysql,
+}
+
+impl Dialect {
+    /// A name in quotes.
+    pub fn name(self, name: &str) -> String {
+        match self {
+            Dialect::Postgres => format!("\"{}\"", name.replace('"', "\"\"")),
+            Dialect::Mysql => format!("`{}`", name.replace('`', "``")),
+        }
+    }
+
+    /// A text as a literal.
+    pub fn literal(self, text: &str) -> String {
+        match self {
+            // Backslashes are plain in standard strings, which `doctor` asks for.
+            Dialect::Postgres => format!("'{}'", text.replace('\'', "''")),
+            Dialect::Mysql => {
+                let hex: String = text.bytes().map(|byte| format!("{byte:02x}")).collect();
+                format!("_utf8mb4 0x{}", if hex.is_empty() { "00" } else { &hex })
+            }
+        }
+    }
+
+    fn side_table(self) -> &'static str {
+        match self {
+            Dialect::Postgres => "postrider.adopted",
+            Dialect::Mysql => "postrider_adopted",
+        }
+    }
+
+    /// The database's clock.
+    fn instant(self) -> &'static str {
+        match self {
+            Dialect::Postgres => "clock_timestamp()",
+            Dialect::Mysql => "utc_timestamp(6)",
+        }
+    }
+}
+
+/// A value that a statement needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bind {
+    /// How often the row was tried.
+    Attempts,
+    /// Seconds until the next attempt.
+    Delay,
+    /// The error's kind.
+    FailureKind,
+    /// The error.
+    Failure,
+    /// The row's id.
+    Id,
+}
+
+/// A statement with the values it needs, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Statement {
+    pub sql: String,
+    pub binds: Vec<Bind>,
+}
+
+/// Writes the statements of one table.
+#[derive(Debug, Clone)]
+pub(crate) struct Sql {
+    pub dialect: Dialect,
+    pub mapping: Mapping,
+    table: String,
+    id_type: String,
+    id_kind: ColumnKind,
+    info: TableInfo,
+}
+
+impl Sql {
+    /// For a mapping that [`super::check`] has found right.
+    pub fn new(dialect: Dialect, mapping: &Mapping, info: &TableInfo) -> Result<Self> {
+        let Some(id) = info.column(&mapping.id) else {
+            return Err(Error::new(Kind::Config, format!("{} has no column {:?}", mapping.table, mapping.id)));
+        };
+        let table = format!("{}.{}", dialect.name(&info.schema), dialect.name(&info.name));
+        Ok(Self {
+            dialect,
+            table,
+            id_type: id.type_name.clone(),
+            id_kind: id.kind,
+            mapping: mapping.clone(),
+            info: info.clone(),
+        })
+    }
+
+    /// What events say they come from.
+    pub fn source(&self) -> String {
+        let TableInfo { database, schema, name, .. } = &self.info;
+        match (&self.mapping.source, self.dialect) {
+            (Some(source), _) => source.clone(),
+            (None, Dialect::Postgres) => format!("{database}.{schema}.{name}"),
+            (None, Dialect::Mysql) => format!("{schema}.{name}"),
+        }
+    }
+
+    /// How much of an error fits into its column.
+    pub fn error_chars_max(&self) -> usize {
+        let column = self.mapping.last_error.as_ref().and_then(|name| self.info.column(name));
+        column.and_then(|column| column.chars_max).map_or(4_000, |chars| chars as usize)
+    }
+
+    #[allow(dead_code)] // unused without MySQL
+    pub fn is_integer_id(&self) -> bool {
+        self.id_kind == ColumnKind::Integer
+    }
+
+    fn name(&self, column: &str) -> String {
+        self.dialect.name(column)
+    }
+
+    fn text(&self, column: &str) -> String {
+        match self.dialect {
+            Dialect::Postgres => format!("{}::text", self.name(column)),
+            Dialect::Mysql => format!("CAST({} AS CHAR)", self.name(column)),
+        }
+    }
+
+    fn payload(&self) -> String {
+        let column = self.name(&self.mapping.payload);
+        let is_bytes = self.info.column(&self.mapping.payload).is_some_and(|column| column.kind == ColumnKind::Bytes);
+        match (self.dialect, is_bytes) {
+            (_, true) => column,
+            (Dialect::Postgres, false) => format!("convert_to({column}::text, 'UTF8')"),
+            (Dialect::Mysql, false) => format!("CAST(CONVERT({column} USING utf8mb4) AS BINARY)"),
+        }
+    }
+
+    /// Now, as it is compared with and written to a column.
+    fn now(&self, column: &str) -> String {
+        let kind = self.info.column(column).map_or(ColumnKind::Instant, |column| column.kind);
+        match (self.dialect, kind, self.mapping.clock) {
+            (Dialect::Postgres, ColumnKind::DateTime, Clock::Utc) => {
+                "(clock_timestamp() AT TIME ZONE 'UTC')".to_owned()
+            }
+            (Dialect::Postgres, ColumnKind::DateTime, Clock::Local) => "clock_timestamp()::timestamp".to_owned(),
+            (Dialect::Mysql, ColumnKind::DateTime, Clock::Local) => {
+                "convert_tz(utc_timestamp(6), '+00:00', @@global.time_zone)".to_owned()
+            }
+            (dialect, _, _) => dialect.instant().to_owned(),
+        }
+    }
+
+    fn later(&self, column: &str, seconds: &str) -> String {
+        match self.dialect {
+            Dialect::Postgres => format!("{} + {seconds}::float8 * interval '1 second'", self.now(column)),
+            Dialect::Mysql => {
+                format!("{} + INTERVAL CAST({seconds} * 1000000 AS SIGNED) MICROSECOND", self.now(column))
+            }
+        }
+    }
+
+    /// A list of ids: one array on PostgreSQL, `count` values on MySQL.
+    fn ids(&self, place: usize, count: usize) -> String {
+        match self.dialect {
+            Dialect::Postgres => format!("= ANY (${place}::text[]::{}[])", self.id_type),
+            Dialect::Mysql => format!("IN ({})", vec!["?"; count].join(", ")),
+        }
+    }
+
+    /// The order of rows, as one expression list.
+    fn order(&self) -> Vec<String> {
+        let id = self.name(&self.mapping.id);
+        match &self.mapping.order {
+            Some(order) if *order != self.mapping.id => vec![self.name(order), id],
+            _ => vec![id],
+        }
+    }
+
+    fn order_of(&self, alias: &str) -> String {
+        let columns: Vec<String> = self.order().iter().map(|column| format!("{alias}.{column}")).collect();
+        format!("({})", columns.join(", "))
+    }
+
+    /// A row that is to be published, as the table says.
+    pub fn pending(&self) -> String {
+        let mut condition = match &self.mapping.state {
+            State::Status { column, pending, .. } => {
+                format!("{} = {}", self.name(column), self.dialect.literal(pending))
+            }
+            State::Flag { column } => format!("{} = FALSE", self.name(column)),
+            State::PublishedAt => {
+                let column = self.mapping.published_at.as_deref().unwrap_or_default();
+                format!("{} IS NULL", self.name(column))
+            }
+        };
+        if let (Some(attempts), Some(max)) = (&self.mapping.attempts, &self.mapping.attempts_max) {
+            condition.push_str(&format!(" AND {} < {}", self.name(attempts), self.name(max)));
+        }
+        condition
+    }
+
+    /// Every state in which a row keeps later ones of its key back, each with an index of its own.
+    fn unpublished(&self) -> Vec<String> {
+        match &self.mapping.state {
+            State::Status { column, pending, processing, failed, .. } => {
+                let words = [Some(pending), processing.as_ref(), failed.as_ref()];
+                let is = |word: &String| format!("{} = {}", self.name(column), self.dialect.literal(word));
+                words.into_iter().flatten().map(is).collect()
+            }
+            State::Flag { column } => vec![format!("{} = FALSE", self.name(column))],
+            State::PublishedAt => {
+                let column = self.mapping.published_at.as_deref().unwrap_or_default();
+                vec![format!("{} IS NULL", self.name(column))]
+            }
+        }
+    }
+
+    /// The row of the side table that belongs to a row.
+    fn side(&self) -> String {
+        let name = self.dialect.literal(&self.mapping.name);
+        format!("s.outbox = {name} AND s.row_id = {}", self.text(&self.mapping.id))
+    }
+
+    /// Locks rows: the payload, the attempts of the side table, then [`Mapping::columns_read`]. Bind: the limit.
+    pub fn lock(&self) -> String {
+        let mut condition = self.pending();
+        if let Some(available) = &self.mapping.available_at {
+            let column = self.name(available);
+            condition.push_str(&format!(" AND ({column} IS NULL OR {column} <= {})", self.now(available)));
+        }
+        let (side, now) = (self.dialect.side_table(), self.dialect.instant());
+        let mut side_attempts = "0".to_owned();
+        if self.mapping.needs_side_table() {
+            let same = self.side();
+            condition.push_str(&format!(
+                " AND NOT EXISTS (SELECT 1 FROM {side} s WHERE {same} AND (s.is_failed OR s.next_at > {now}))"
+            ));
+            side_attempts = format!("coalesce((SELECT s.attempts FROM {side} s WHERE {same}), 0)");
+        }
+        let columns: Vec<String> = self.mapping.columns_read().iter().map(|column| self.text(column)).collect();
+        let limit = if self.dialect == Dialect::Postgres { "$1" } else { "?" };
+        format!(
+            "SELECT {}, {side_attempts}, {} FROM {} WHERE {condition} ORDER BY {} LIMIT {limit} FOR UPDATE SKIP LOCKED",
+            self.payload(),
+            columns.join(", "),
+            self.table,
+            self.order().join(", "),
+        )
+    }
+
+    /// Of the locked rows, those behind an earlier one of their key that is not among them. Binds: the last locked id, then
+    /// the locked ids, twice.
+    pub fn behind(&self, count: usize) -> Option<String> {
+        let key = self.name(self.mapping.key.as_ref()?);
+        let (table, id) = (&self.table, self.name(&self.mapping.id));
+        let (one, own, among) = match self.dialect {
+            Dialect::Postgres => (format!("$1::text::{}", self.id_type), self.ids(2, count), self.ids(2, count)),
+            Dialect::Mysql => ("?".to_owned(), self.ids(0, count), self.ids(0, count)),
+        };
+        let mut needed = vec![key.clone()];
+        needed.extend(self.order().into_iter().filter(|column| *column != key));
+        let needed = needed.iter().map(|column| format!("b.{column}")).collect::<Vec<_>>().join(", ");
+        let before: Vec<String> = self
+            .unpublished()
+            .iter()
+            .map(|state| {
+                format!(
+                    "SELECT {needed} FROM {table} b WHERE {} AND {} < (SELECT {} FROM {table} l WHERE l.{id} = {one}) \
+                     AND b.{key} IS NOT NULL AND NOT b.{id} {among}",
+                    qualified(state, "b"),
+                    self.order_of("b"),
+                    self.order_of("l").trim_matches(['(', ')']),
+                )
+            })
+            .collect();
+        Some(format!(
+            "SELECT DISTINCT {} FROM {table} r JOIN ({}) b ON b.{key} = r.{key} AND {} < {} WHERE r.{id} {own}",
+            self.text(&self.mapping.id).replacen(&id, &format!("r.{id}"), 1),
+            before.join(" UNION ALL "),
+            self.order_of("b"),
+            self.order_of("r"),
+        ))
+    }
+
+    /// How often the ids are bound in [`Sql::behind`] on MySQL, after the last one each.
+    #[allow(dead_code)] // unused without MySQL
+    pub fn behind_parts(&self) -> usize {
+        self.unpublished().len()
+    }
+
+    /// Marks rows as published. Bind: their ids.
+    pub fn publish(&self, count: usize) -> String {
+        let mut set = match &self.mapping.state {
+            State::Status { column, published, .. } => {
+                vec![format!("{} = {}", self.name(column), self.dialect.literal(published))]
+            }
+            State::Flag { column } => vec![format!("{} = TRUE", self.name(column))],
+            State::PublishedAt => Vec::new(),
+        };
+        for column in [&self.mapping.published_at, &self.mapping.updated_at].into_iter().flatten() {
+            set.push(format!("{} = {}", self.name(column), self.now(column)));
+        }
+        let id = self.name(&self.mapping.id);
+        format!("UPDATE {} SET {} WHERE {id} {}", self.table, set.join(", "), self.ids(1, count))
+    }
+
+    /// Forgets what the side table knows of rows. Bind: their ids as text.
+    pub fn forget(&self, count: usize) -> Option<String> {
+        let list = match self.dialect {
+            Dialect::Postgres => "= ANY ($1::text[])".to_owned(),
+            Dialect::Mysql => format!("IN ({})", vec!["?"; count].join(", ")),
+        };
+        let (side, name) = (self.dialect.side_table(), self.dialect.literal(&self.mapping.name));
+        self.mapping.needs_side_table().then(|| format!("DELETE FROM {side} WHERE outbox = {name} AND row_id {list}"))
+    }
+
+    fn place(&self, binds: &mut Vec<Bind>, bind: Bind) -> String {
+        binds.push(bind);
+        match self.dialect {
+            Dialect::Postgres => format!("${}", binds.len()),
+            Dialect::Mysql => "?".to_owned(),
+        }
+    }
+
+    /// Writes a failure into the columns that the table has for it.
+    pub fn fail(&self, is_failed: bool) -> Option<Statement> {
+        let (mapping, mut binds, mut set) = (&self.mapping, Vec::new(), Vec::new());
+        if let Some(attempts) = &mapping.attempts {
+            let place = self.place(&mut binds, Bind::Attempts);
+            let column = self.name(attempts);
+            match &mapping.attempts_max {
+                // Nothing else in this table says that a row was given up.
+                Some(max) if is_failed => set.push(format!("{column} = greatest({place}, {})", self.name(max))),
+                _ => set.push(format!("{column} = {place}")),
+            }
+        }
+        if let Some(available) = &mapping.available_at {
+            let place = self.place(&mut binds, Bind::Delay);
+            set.push(format!("{} = {}", self.name(available), self.later(available, &place)));
+        }
+        if let Some(last_error) = &mapping.last_error {
+            let place = self.place(&mut binds, Bind::Failure);
+            set.push(format!("{} = {place}", self.name(last_error)));
+        }
+        if let State::Status { column, failed: Some(failed), .. } = &mapping.state
+            && is_failed
+        {
+            set.push(format!("{} = {}", self.name(column), self.dialect.literal(failed)));
+        }
+        if set.is_empty() {
+            return None;
+        }
+        if let Some(updated_at) = &mapping.updated_at {
+            set.push(format!("{} = {}", self.name(updated_at), self.now(updated_at)));
+        }
+        let place = self.place(&mut binds, Bind::Id);
+        let place = match self.dialect {
+            Dialect::Postgres => format!("{place}::text::{}", self.id_type),
+            Dialect::Mysql => place,
+        };
+        let sql = format!("UPDATE {} SET {} WHERE {} = {place}", self.table, set.join(", "), self.name(&mapping.id));
+        Some(Statement { sql, binds })
+    }
+
+    /// Writes a failure into the side table.
+    pub fn fail_aside(&self, is_failed: bool) -> Option<Statement> {
+        if !self.mapping.needs_side_table() {
+            return None;
+        }
+        let mut binds = Vec::new();
+        let (side, name) = (self.dialect.side_table(), self.dialect.literal(&self.mapping.name));
+        let (now, is_failed) = (self.dialect.instant(), if is_failed { "TRUE" } else { "FALSE" });
+        let id = self.place(&mut binds, Bind::Id);
+        let attempts = self.place(&mut binds, Bind::Attempts);
+        let delay = self.place(&mut binds, Bind::Delay);
+        let kind = self.place(&mut binds, Bind::FailureKind);
+        let failure = self.place(&mut binds, Bind::Failure);
+        let next_at = match self.dialect {
+            Dialect::Postgres => format!("{now} + {delay}::float8 * interval '1 second'"),
+            Dialect::Mysql => format!("{now} + INTERVAL CAST({delay} * 1000000 AS SIGNED) MICROSECOND"),
+        };
+        let columns = "outbox, row_id, attempts, next_at, is_failed, failure_kind, failure";
+        let values = format!("{name}, {id}, {attempts}, {next_at}, {is_failed}, {kind}, {failure}");
+        let update = ["attempts", "next_at", "is_failed", "failure_kind", "failure"];
+        let sql = match self.dialect {
+            Dialect::Postgres => {
+                let set: Vec<String> = update.iter().map(|column| format!("{column} = excluded.{column}")).collect();
+                format!(
+                    "INSERT INTO {side} ({columns}) VALUES ({values}) ON CONFLICT (outbox, row_id) DO UPDATE SET {}",
+                    set.join(", ")
+                )
+            }
+            Dialect::Mysql => {
+                let set: Vec<String> = update.iter().map(|column| format!("{column} = VALUES({column})")).collect();
+                format!("INSERT INTO {side} ({columns}) VALUES ({values}) ON DUPLICATE KEY UPDATE {}", set.join(", "))
+            }
+        };
+        Some(Statement { sql, binds })
+    }
+
+    /// Gives rows back that a worker of the service took and left. Bind: seconds.
+    pub fn free_abandoned(&self) -> Option<String> {
+        let State::Status { column, pending, processing: Some(processing), .. } = &self.mapping.state else {
+            return None;
+        };
+        let updated_at = self.mapping.updated_at.as_ref()?;
+        let (status, changed, id) = (self.name(column), self.name(updated_at), self.name(&self.mapping.id));
+        let abandoned = |place: &str| {
+            let seconds = match self.dialect {
+                Dialect::Postgres => format!("{} - {place}::float8 * interval '1 second'", self.now(updated_at)),
+                Dialect::Mysql => format!("{} - INTERVAL {place} SECOND", self.now(updated_at)),
+            };
+            format!("{status} = {} AND {changed} < {seconds}", self.dialect.literal(processing))
+        };
+        let set = format!("{status} = {}, {changed} = {}", self.dialect.literal(pending), self.now(updated_at));
+        Some(match self.dialect {
+            Dialect::Postgres => format!(
+                "UPDATE {0} SET {set} WHERE {id} IN (SELECT {id} FROM {0} WHERE {1} LIMIT 1000 FOR UPDATE SKIP LOCKED)",
+                self.table,
+                abandoned("$1")
+            ),
+            Dialect::Mysql => format!("UPDATE {} SET {set} WHERE {} LIMIT 1000", self.table, abandoned("?")),
+        })
+    }
+
+    /// Counts up to [`BACKLOG_COUNT_MAX`] rows of a state.
+    fn count(&self, condition: &str) -> String {
+        format!(
+            "SELECT count(*) FROM (SELECT 1 AS one FROM {} WHERE {condition} LIMIT {BACKLOG_COUNT_MAX}) c",
+            self.table
+        )
+    }
+
+    /// Counts what waits.
+    pub fn count_pending(&self) -> String {
+        self.count(&self.pending())
+    }
+
+    /// Counts what was given up, if that is found without looking at every row.
+    pub fn count_failed(&self) -> Option<String> {
+        let State::Status { column, failed: Some(failed), .. } = &self.mapping.state else { return None };
+        let is_indexed =
+            self.info.indexes.iter().any(|index| index.condition.is_none() && index.columns.first() == Some(column));
+        let condition = format!("{} = {}", self.name(column), self.dialect.literal(failed));
+        is_indexed.then(|| self.count(&condition))
+    }
+
+    /// What the side table knows: how many are tried again, how many were given up.
+    pub fn count_aside(&self) -> Option<String> {
+        let (side, name) = (self.dialect.side_table(), self.dialect.literal(&self.mapping.name));
+        self.mapping.needs_side_table().then(|| {
+            format!(
+                "SELECT count(CASE WHEN is_failed THEN NULL ELSE 1 END), count(CASE WHEN is_failed THEN 1 END) \
+                 FROM {side} WHERE outbox = {name}"
+            )
+        })
+    }
+
+    /// The age in seconds of the oldest row that waits.
+    pub fn oldest(&self) -> Option<String> {
+        let time = self.mapping.time.as_ref()?;
+        let (column, now) = (self.name(time), self.now(time));
+        let age = match self.dialect {
+            Dialect::Postgres => format!("extract(epoch FROM {now} - {column})::bigint"),
+            Dialect::Mysql => format!("timestampdiff(SECOND, {column}, {now})"),
+        };
+        let order = self.order().join(", ");
+        Some(format!("SELECT {age} FROM {} WHERE {} ORDER BY {order} LIMIT 1", self.table, self.pending()))
+    }
+
+    /// A row whose state is none of those that the mapping names.
+    pub fn unknown_state(&self) -> Option<String> {
+        let (column, words) = match &self.mapping.state {
+            State::Status { column, pending, processing, published, failed } => {
+                let words = [Some(pending), processing.as_ref(), Some(published), failed.as_ref()];
+                let words: Vec<String> = words.into_iter().flatten().map(|word| self.dialect.literal(word)).collect();
+                (column, words.join(", "))
+            }
+            State::Flag { column } => (column, "TRUE, FALSE".to_owned()),
+            State::PublishedAt => return None,
+        };
+        let name = self.name(column);
+        Some(format!(
+            "SELECT coalesce({}, 'null'), count(*) FROM {} WHERE {name} IS NULL OR {name} NOT IN ({words}) GROUP BY 1 LIMIT 10",
+            self.text(column),
+            self.table
+        ))
+    }
+
+    /// The statement that creates the index that a look needs.
+    pub fn index(&self) -> String {
+        let order = self.order();
+        let name = format!("{}_unpublished", self.info.name);
+        match self.dialect {
+            Dialect::Postgres => format!(
+                "CREATE INDEX CONCURRENTLY {} ON {} ({}) WHERE {}",
+                self.name(&name),
+                self.table,
+                order.join(", "),
+                self.unpublished().first().cloned().unwrap_or_default(),
+            ),
+            Dialect::Mysql => {
+                let state = match &self.mapping.state {
+                    State::Status { column, .. } | State::Flag { column } => column,
+                    State::PublishedAt => self.mapping.published_at.as_ref().unwrap_or(&self.mapping.id),
+                };
+                format!(
+                    "CREATE INDEX {} ON {} ({}, {})",
+                    self.name(&name),
+                    self.table,
+                    self.name(state),
+                    order.join(", ")
+                )
+            }
+        }
+    }
+}
+
+/// The condition on another name of the table.
+fn qualified(condition: &str, alias: &str) -> String {
+    format!("{alias}.{condition}")
+}
