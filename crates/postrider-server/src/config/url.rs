@@ -240,7 +240,8 @@ mod tests {
         assert!(StoreUrl::parse("sqlite::memory:").is_err());
         assert!(StoreUrl::parse("oracle://h/d").is_err());
         assert!(matches!(BrokerUrl::parse("amqps://h"), Ok(BrokerUrl::RabbitMq(_))));
-        assert!(BrokerUrl::parse("kafka://h").is_err());
+        assert!(matches!(BrokerUrl::parse("kafka://h"), Ok(BrokerUrl::Kafka(_))));
+        assert!(BrokerUrl::parse("pulsar://h").is_err());
     }
 
     #[test]

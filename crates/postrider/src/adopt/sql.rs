@@ -249,11 +249,12 @@ impl Sql {
         let columns: Vec<String> = self.mapping.columns_read().iter().map(|column| self.text(column)).collect();
         let limit = if self.dialect == Dialect::Postgres { "$1" } else { "?" };
         format!(
-            "SELECT {}, {side_attempts}, {} FROM {} WHERE {condition} ORDER BY {} LIMIT {limit} FOR UPDATE SKIP LOCKED",
+            "SELECT {}, {side_attempts}, {} FROM {} t WHERE {condition} ORDER BY {} LIMIT {limit} FOR UPDATE SKIP LOCKED",
             self.payload(),
             columns.join(", "),
             self.table,
-            self.order().join(", "),
+            // With the table's name: a column alone would mean the text of the same name among the results.
+            self.order().iter().map(|column| format!("t.{column}")).collect::<Vec<_>>().join(", "),
         )
     }
 
