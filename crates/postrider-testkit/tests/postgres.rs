@@ -27,6 +27,16 @@ suite!(
     ]
 );
 suite!(
+    routes,
+    PostgresBed::new().await,
+    [
+        each_destination_gets_its_topics,
+        a_destination_that_stands_still_delays_only_its_own,
+        a_topic_that_moves_is_not_passed_over,
+        routes_do_not_change_beside_a_relay,
+    ]
+);
+suite!(
     lease,
     PostgresBed::new().await,
     [

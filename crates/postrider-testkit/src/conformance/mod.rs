@@ -13,6 +13,7 @@ pub mod dead;
 pub mod lease;
 pub mod newest;
 pub mod relay;
+pub mod routes;
 pub mod source;
 
 /// Makes one `#[tokio::test]` per function of a suite.
