@@ -161,3 +161,32 @@ async fn a_row_that_fails_for_a_while_is_not_overtaken() {
     let table = bed.0.store().adopt(&bed.mapping("outbox_events").await).await.expect("fits");
     assert_eq!(table.backlog().await.expect("answers"), postrider::upkeep::Backlog::default());
 }
+
+/// More rows behind a failed one than a page has: they keep nobody else waiting.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_key_behind_a_failed_row_stops_nothing_else() {
+    for schema in [CAMPUS, crate::bed::SYNC] {
+        let bed = Bed::new(schema).await;
+        let is_campus = schema == CAMPUS;
+        let (table, published) = if is_campus { ("outbox_events", "published") } else { ("outbox", "PUBLISHED") };
+        let insert = |key: &str, count: u32| {
+            let (columns, kind) = match is_campus {
+                true => ("routing_key, aggregate_type, aggregate_id, payload", "'course.enrolled', 'course'"),
+                false => ("type, aggregate_type, aggregate_id, payload", "'CHANGED', 'USER'"),
+            };
+            format!(
+                "INSERT INTO {table} ({columns}) SELECT {kind}, '{key}', json_build_object('n', n) FROM generate_series(1, {count}) n"
+            )
+        };
+        bed.sql(&insert("poison", 60)).await;
+        let broker = ScriptedBroker::new(|event, _| match event.key() {
+            Some("poison") => Answer::Refuse(Kind::Invalid),
+            _ => Answer::Confirm,
+        });
+        let relay = bed.relay(&bed.mapping(table).await, &broker).await;
+        bed.sql(&insert("other", 20)).await;
+        bed.until(&format!("SELECT count(*) FROM {table} WHERE status = '{published}'"), "20").await;
+        relay.stop().await;
+        assert_in_order(&broker.arrived(), 20);
+    }
+}

@@ -224,38 +224,107 @@ impl Sql {
         }
     }
 
-    /// The row of the side table that belongs to a row.
+    /// The row of the side table that belongs to a row of the table.
     fn side(&self) -> String {
-        let name = self.dialect.literal(&self.mapping.name);
-        format!("s.outbox = {name} AND s.row_id = {}", self.text(&self.mapping.id))
+        let (name, id) = (self.dialect.literal(&self.mapping.name), self.name(&self.mapping.id));
+        let id = match self.dialect {
+            Dialect::Postgres => format!("t.{id}::text"),
+            Dialect::Mysql => format!("CAST(t.{id} AS CHAR)"),
+        };
+        format!("s.outbox = {name} AND s.row_id = {id}")
     }
 
-    /// Locks rows: the payload, the attempts of the side table, then [`Mapping::columns_read`]. Bind: the limit.
-    pub fn lock(&self) -> String {
+    /// Conditions on an earlier row `b` that keep the later ones of its key back for a while, or until a person has decided. Without
+    /// them a page could be full of such rows, and other keys would wait for them.
+    fn blocked(&self) -> Vec<String> {
+        let mut conditions = Vec::new();
+        if let State::Status { column, processing, failed, .. } = &self.mapping.state {
+            for word in [processing, failed].into_iter().flatten() {
+                conditions.push(format!("{} = {}", self.name(column), self.dialect.literal(word)));
+            }
+        }
+        let unpublished = self.unpublished().into_iter().next().unwrap_or_default();
+        if let (Some(attempts), Some(max)) = (&self.mapping.attempts, &self.mapping.attempts_max) {
+            conditions.push(format!("{unpublished} AND {} >= {}", self.name(attempts), self.name(max)));
+        }
+        if let Some(available) = &self.mapping.available_at {
+            conditions.push(format!("{} AND {} > {}", self.pending(), self.name(available), self.now(available)));
+        }
+        if self.mapping.needs_side_table() {
+            let (side, now) = (self.dialect.side_table(), self.dialect.instant());
+            let (name, id) = (self.dialect.literal(&self.mapping.name), self.name(&self.mapping.id));
+            let row_id = match (self.dialect, self.is_integer_id()) {
+                // Only rows of this outbox have ids of this type.
+                (Dialect::Postgres, _) => {
+                    format!("CASE WHEN s.outbox = {name} THEN s.row_id::{} END", self.id_type)
+                }
+                (Dialect::Mysql, true) => "CAST(s.row_id AS SIGNED)".to_owned(),
+                (Dialect::Mysql, false) => "s.row_id".to_owned(),
+            };
+            conditions.push(format!(
+                "{unpublished} AND b.{id} IN (SELECT {row_id} FROM {side} s \
+                 WHERE s.outbox = {name} AND (s.is_failed OR s.next_at > {now}))"
+            ));
+        }
+        conditions
+    }
+
+    /// Rows that may be published now.
+    fn due(&self) -> String {
         let mut condition = self.pending();
         if let Some(available) = &self.mapping.available_at {
             let column = self.name(available);
             condition.push_str(&format!(" AND ({column} IS NULL OR {column} <= {})", self.now(available)));
         }
-        let (side, now) = (self.dialect.side_table(), self.dialect.instant());
-        let mut side_attempts = "0".to_owned();
         if self.mapping.needs_side_table() {
-            let same = self.side();
+            let (side, now, same) = (self.dialect.side_table(), self.dialect.instant(), self.side());
             condition.push_str(&format!(
                 " AND NOT EXISTS (SELECT 1 FROM {side} s WHERE {same} AND (s.is_failed OR s.next_at > {now}))"
             ));
-            side_attempts = format!("coalesce((SELECT s.attempts FROM {side} s WHERE {same}), 0)");
         }
+        if let Some(key) = &self.mapping.key {
+            let (key, table) = (self.name(key), &self.table);
+            let (before, this) = (self.order_of("b"), self.order_of("t"));
+            for blocked in self.blocked() {
+                condition.push_str(&format!(
+                    " AND NOT EXISTS (SELECT 1 FROM {table} b WHERE b.{key} = t.{key} AND {before} < {this} AND {blocked})"
+                ));
+            }
+        }
+        condition
+    }
+
+    /// The order with the table's name: a column alone would mean the text of the same name among the results.
+    fn order_by(&self) -> String {
+        self.order().iter().map(|column| format!("t.{column}")).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The ids of rows that may be published now, not locked. MySQL locks what it sorts, not what it returns, so it is
+    /// asked twice. Bind: the limit.
+    #[allow(dead_code)] // unused without MySQL
+    pub fn candidates(&self) -> String {
+        let id = self.text(&self.mapping.id);
+        format!("SELECT {id} FROM {} t WHERE {} ORDER BY {} LIMIT ?", self.table, self.due(), self.order_by())
+    }
+
+    /// Locks rows: the payload, the attempts of the side table, then [`Mapping::columns_read`]. Bind: the limit, or on
+    /// MySQL the ids of candidates.
+    pub fn lock(&self, candidates: usize) -> String {
+        let (condition, side) = (self.due(), self.dialect.side_table());
+        let side_attempts = match self.mapping.needs_side_table() {
+            true => format!("coalesce((SELECT s.attempts FROM {side} s WHERE {}), 0)", self.side()),
+            false => "0".to_owned(),
+        };
         let columns: Vec<String> = self.mapping.columns_read().iter().map(|column| self.text(column)).collect();
-        let limit = if self.dialect == Dialect::Postgres { "$1" } else { "?" };
-        format!(
-            "SELECT {}, {side_attempts}, {} FROM {} t WHERE {condition} ORDER BY {} LIMIT {limit} FOR UPDATE SKIP LOCKED",
-            self.payload(),
-            columns.join(", "),
-            self.table,
-            // With the table's name: a column alone would mean the text of the same name among the results.
-            self.order().iter().map(|column| format!("t.{column}")).collect::<Vec<_>>().join(", "),
-        )
+        let (payload, columns, order) = (self.payload(), columns.join(", "), self.order_by());
+        let select = format!("SELECT {payload}, {side_attempts}, {columns} FROM {} t WHERE {condition}", self.table);
+        match self.dialect {
+            Dialect::Postgres => format!("{select} ORDER BY {order} LIMIT $1 FOR UPDATE SKIP LOCKED"),
+            Dialect::Mysql => {
+                let (id, ids) = (self.name(&self.mapping.id), self.ids(0, candidates));
+                format!("{select} AND t.{id} {ids} ORDER BY {order} FOR UPDATE SKIP LOCKED")
+            }
+        }
     }
 
     /// Of the locked rows, those behind an earlier one of their key that is not among them. Binds: the last locked id, then
@@ -408,29 +477,37 @@ impl Sql {
         Some(Statement { sql, binds })
     }
 
-    /// Gives rows back that a worker of the service took and left. Bind: seconds.
-    pub fn free_abandoned(&self) -> Option<String> {
-        let State::Status { column, pending, processing: Some(processing), .. } = &self.mapping.state else {
-            return None;
-        };
+    /// Locks rows that a worker of the service took and left: their ids. Bind: seconds.
+    pub fn abandoned(&self) -> Option<String> {
+        let State::Status { column, processing: Some(processing), .. } = &self.mapping.state else { return None };
         let updated_at = self.mapping.updated_at.as_ref()?;
-        let (status, changed, id) = (self.name(column), self.name(updated_at), self.name(&self.mapping.id));
-        let abandoned = |place: &str| {
-            let seconds = match self.dialect {
-                Dialect::Postgres => format!("{} - {place}::float8 * interval '1 second'", self.now(updated_at)),
-                Dialect::Mysql => format!("{} - INTERVAL {place} SECOND", self.now(updated_at)),
-            };
-            format!("{status} = {} AND {changed} < {seconds}", self.dialect.literal(processing))
+        let (status, changed, now) = (self.name(column), self.name(updated_at), self.now(updated_at));
+        let since = match self.dialect {
+            Dialect::Postgres => format!("{now} - $1::float8 * interval '1 second'"),
+            Dialect::Mysql => format!("{now} - INTERVAL ? SECOND"),
         };
-        let set = format!("{status} = {}, {changed} = {}", self.dialect.literal(pending), self.now(updated_at));
-        Some(match self.dialect {
-            Dialect::Postgres => format!(
-                "UPDATE {0} SET {set} WHERE {id} IN (SELECT {id} FROM {0} WHERE {1} LIMIT 1000 FOR UPDATE SKIP LOCKED)",
-                self.table,
-                abandoned("$1")
-            ),
-            Dialect::Mysql => format!("UPDATE {} SET {set} WHERE {} LIMIT 1000", self.table, abandoned("?")),
-        })
+        Some(format!(
+            "SELECT {} FROM {} WHERE {status} = {} AND {changed} < {since} LIMIT 1000 FOR UPDATE SKIP LOCKED",
+            self.text(&self.mapping.id),
+            self.table,
+            self.dialect.literal(processing),
+        ))
+    }
+
+    /// Gives rows back. Bind: their ids.
+    pub fn free(&self, count: usize) -> Option<String> {
+        let State::Status { column, pending, .. } = &self.mapping.state else { return None };
+        let updated_at = self.mapping.updated_at.as_ref()?;
+        Some(format!(
+            "UPDATE {} SET {} = {}, {} = {} WHERE {} {}",
+            self.table,
+            self.name(column),
+            self.dialect.literal(pending),
+            self.name(updated_at),
+            self.now(updated_at),
+            self.name(&self.mapping.id),
+            self.ids(1, count),
+        ))
     }
 
     /// Counts up to [`BACKLOG_COUNT_MAX`] rows of a state.

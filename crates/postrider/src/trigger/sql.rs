@@ -74,6 +74,12 @@ pub(crate) fn postgres(trigger: &Trigger, info: &TableInfo, id: &str) -> Vec<Str
     ]
 }
 
+/// The name of one of MySQL's triggers.
+#[allow(dead_code)] // unused without the feature
+pub(crate) fn mysql_name(entity: &str, table: &str, action: &str) -> String {
+    format!("{}_{table}_{action}", name(entity))
+}
+
 /// MySQL and MariaDB: one trigger for each action.
 #[allow(dead_code)] // unused without the feature
 pub(crate) fn mysql(trigger: &Trigger, info: &TableInfo, id: &str) -> Vec<String> {

@@ -86,7 +86,7 @@ impl AdoptedTable for Table {
 
     async fn lock(&self, limit: usize) -> Result<Box<dyn LockedRows>> {
         let mut tx = self.pool.begin().await.map_err(changed)?;
-        let found = sqlx::query(AssertSqlSafe(self.sql.lock()))
+        let found = sqlx::query(AssertSqlSafe(self.sql.lock(0)))
             .bind(limit as i64)
             .fetch_all(&mut *tx)
             .await
@@ -101,12 +101,19 @@ impl AdoptedTable for Table {
     }
 
     async fn free_abandoned(&self) -> Result<u64> {
-        let Some(sql) = self.sql.free_abandoned() else { return Ok(0) };
-        let freed = sqlx::query(AssertSqlSafe(sql))
+        let Some(abandoned) = self.sql.abandoned() else { return Ok(0) };
+        let mut tx = self.pool.begin().await.map_err(changed)?;
+        let rows = sqlx::query(AssertSqlSafe(abandoned))
             .bind(self.sql.mapping.processing_timeout.as_secs_f64())
-            .execute(&self.pool)
+            .fetch_all(&mut *tx)
             .await
             .map_err(changed)?;
+        let ids: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(changed)?;
+        let Some(free) = self.sql.free(ids.len()).filter(|_| !ids.is_empty()) else {
+            return tx.rollback().await.map(|()| 0).map_err(changed);
+        };
+        let freed = sqlx::query(AssertSqlSafe(free)).bind(ids).execute(&mut *tx).await.map_err(changed)?;
+        tx.commit().await.map_err(changed)?;
         Ok(freed.rows_affected())
     }
 
