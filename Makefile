@@ -4,8 +4,13 @@
 # `--workspace` does and build them twice.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
+# What `make crashes` runs on: every broker with PostgreSQL, every other database with RabbitMQ.
+BROKERS := rabbitmq embedded kafka nats redis
+STORES := mysql
+SHORT := --events 30000 --kills 10 --broker-restarts 2 --store-restarts 1
+
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint deny advisories check bench crash poison demo clean
+.PHONY: help setup build test lint deny advisories check bench crash crashes poison demo clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -16,7 +21,7 @@ setup: ## Install what tests need and this machine lacks (Debian, Ubuntu: as roo
 build: ## Build the release binary, target/release/postrider
 	cargo build --release
 
-test: setup ## Run all tests, on a PostgreSQL, a RabbitMQ and a Redis started for them
+test: setup ## Run all tests, on a PostgreSQL, a RabbitMQ, a Redis and a NATS started for them
 	cargo build --workspace --all-targets --all-features
 	$(TARGET)/debug/testbed run -- cargo nextest run --workspace --all-features
 	cargo test --quiet --workspace --all-features --doc
@@ -38,16 +43,22 @@ advisories: ## Known vulnerabilities of the dependencies (needs the network)
 check: setup lint deny test ## The whole gate, as in CI
 
 bench: setup ## Measure throughput and latency against the alternatives
-	cargo build --release --workspace
+	@scripts/setup.sh bench
+	cargo build --release --workspace --all-features
 	$(TARGET)/release/bench
 
 crash: setup ## The long crash run: servers and processes killed at random, history checked
 	cargo build --release --workspace
 	$(TARGET)/release/crash
 
+crashes: setup ## A shorter crash run on every broker, and on MariaDB
+	cargo build --release --workspace --all-features
+	for broker in $(BROKERS); do $(TARGET)/release/crash $(SHORT) --broker $$broker || exit 1; done
+	for store in $(STORES); do $(TARGET)/release/crash $(SHORT) --store $$store || exit 1; done
+
 poison: setup ## The crash run of consumers: killed 50 times, with failing, poisonous and doubled messages
 	cargo build --release --workspace
-	$(TARGET)/release/crash --events 30000 --kills 0 --consumer-kills 50 --rabbit-restarts 1 --postgres-restarts 1 \
+	$(TARGET)/release/crash --events 30000 --kills 0 --consumer-kills 50 --broker-restarts 1 --store-restarts 1 \
 	    --freezes 0 --failing-in 50 --poison-in 1000 --duplicate-in 10
 
 demo: ## Show the way of an event, with nothing but the binary

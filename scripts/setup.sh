@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests need and this machine lacks: PostgreSQL, RabbitMQ, Redis, Python, cargo-nextest; with the argument
+# Installs what the tests need and this machine lacks: PostgreSQL, MariaDB, RabbitMQ, Redis, NATS, Python, cargo-nextest; with the argument
 # `deny` cargo-deny instead, which is compiled from source in three to four minutes. Says nothing when nothing is missing.
 set -euo pipefail
 
@@ -20,11 +20,22 @@ has_redis() {
     [ -n "${POSTRIDER_TEST_REDIS:-}" ] || [ -n "${POSTRIDER_TEST_REDIS_BIN:-}" ] || command -v redis-server >/dev/null
 }
 
+has_nats() {
+    [ -n "${POSTRIDER_TEST_NATS:-}" ] || [ -n "${POSTRIDER_TEST_NATS_BIN:-}" ] || command -v nats-server >/dev/null ||
+        [ -x /usr/sbin/nats-server ]
+}
+
+# Both the server and the client, which a test pipes the printed migrations through.
+has_mariadb() {
+    [ -n "${POSTRIDER_TEST_MYSQL_BIN:-}" ] ||
+        { command -v mariadbd && command -v mariadb-install-db && command -v mariadb; } >/dev/null
+}
+
 # The example service is written in it.
 has_python() { command -v python3 >/dev/null; }
 
-# A C compiler for SQLite and the cryptography of TLS, and the linker.
-has_compiler() { command -v cc >/dev/null; }
+# A C compiler for SQLite and the cryptography of TLS, and the linker; librdkafka is built by make, with C++ for a part of it.
+has_compiler() { command -v cc >/dev/null && command -v c++ >/dev/null && command -v make >/dev/null; }
 
 explain() {
     say "missing: $*"
@@ -33,14 +44,19 @@ Install them by hand:
   PostgreSQL 14 or newer   initdb and postgres on the path, or POSTRIDER_TEST_PG_BIN=<folder of both>
   RabbitMQ 3.10 or newer   rabbitmq-server, rabbitmqctl and epmd on the path, or POSTRIDER_TEST_RABBITMQ_BIN=<folder>
   Redis 6 or newer         redis-server on the path, or POSTRIDER_TEST_REDIS_BIN=<folder>
-  a C compiler             cc
+  NATS 2.9 or newer        nats-server on the path, or POSTRIDER_TEST_NATS_BIN=<folder>
+  MariaDB 10.6 or newer    mariadbd, mariadb-install-db and mariadb on the path, or POSTRIDER_TEST_MYSQL_BIN=<folder>
+  a C compiler, make       cc, c++, make
   Python 3                 python3
-(Debian or Ubuntu: sudo apt-get install postgresql rabbitmq-server redis-server build-essential python3)
+(Debian or Ubuntu: sudo apt-get install postgresql mariadb-server rabbitmq-server redis-server nats-server build-essential python3)
 or use servers that run already:
   POSTRIDER_TEST_POSTGRES=postgres://user:password@host:5432/postgres      a user who may create databases
   POSTRIDER_TEST_RABBITMQ=amqp://user:password@host:5672/%2f               with the management plugin
   POSTRIDER_TEST_RABBITMQ_API=http://user:password@host:15672              where that is, if elsewhere
   POSTRIDER_TEST_REDIS=redis://user:password@host:6379/0                   with appendonly and noeviction
+  POSTRIDER_TEST_NATS=nats://user:password@host:4222                       with JetStream
+  POSTRIDER_TEST_KAFKA=host:9092                                           topics with a random prefix stay there
+  POSTRIDER_TEST_MYSQL=mysql://user:password@host:3306/mysql               a user who may create databases
 Tests that kill servers start their own, so they need the programs in any case.
 TEXT
     exit 1
@@ -94,10 +110,24 @@ if [ "${1:-}" = deny ]; then
     exit 0
 fi
 
+# Node alone, which a benchmark compares with.
+if [ "${1:-}" = bench ]; then
+    # Without it the benchmark compares with the same worker in Rust, and says so.
+    { command -v node && command -v npm; } >/dev/null && exit 0
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        install_packages nodejs npm
+    else
+        say 'node and npm are missing: one benchmark will compare with a worker in Rust'
+    fi
+    exit 0
+fi
+
 packages=()
 has_postgres || packages+=(postgresql)
 has_rabbitmq || packages+=(rabbitmq-server)
 has_redis || packages+=(redis-server)
+has_nats || packages+=(nats-server)
+has_mariadb || packages+=(mariadb-server)
 has_compiler || packages+=(build-essential)
 has_python || packages+=(python3)
 [ ${#packages[@]} = 0 ] || install_packages "${packages[@]}"

@@ -29,7 +29,7 @@ use crate::config::{
 pub async fn create_store(config: &Config) -> Result<Arc<dyn Store>> {
     match &config.store {
         StoreUrl::Sqlite(path) => Ok(Arc::new(SqliteStore::open(path).await?)),
-        StoreUrl::Mysql(_) => Err(not_built("MySQL", "mysql")),
+        StoreUrl::Mysql(url) => mysql(url).await,
         StoreUrl::Postgres(url) => match PostgresStore::connect(url.expose()).await {
             Ok(store) => Ok(Arc::new(store)),
             Err(error) if error.kind() == Kind::Config => Err(error.context("store.url").with_remedy(
@@ -65,6 +65,9 @@ pub fn schema(config: &Config) -> Result<&'static Schema> {
     match &config.store {
         StoreUrl::Sqlite(_) => Ok(&sqlite::SCHEMA),
         StoreUrl::Postgres(_) => Ok(&postgres::SCHEMA),
+        #[cfg(feature = "mysql")]
+        StoreUrl::Mysql(_) => Ok(&postrider::store::mysql::SCHEMA),
+        #[cfg(not(feature = "mysql"))]
         StoreUrl::Mysql(_) => Err(not_built("MySQL", "mysql")),
     }
 }
@@ -141,12 +144,84 @@ pub fn server(config: &BrokerConfig) -> Result<Option<Arc<dyn Broker>>> {
     match &config.url {
         BrokerUrl::Embedded => Ok(None),
         BrokerUrl::RabbitMq(url) => rabbitmq(config, url).map(Some),
-        BrokerUrl::Kafka(_) => Err(not_built("Kafka", "kafka")),
-        BrokerUrl::Nats(_) => Err(not_built("NATS", "nats")),
-        BrokerUrl::Redis(_) => Err(not_built("Redis", "redis")),
+        BrokerUrl::Kafka(url) => kafka(config, url).map(Some),
+        BrokerUrl::Nats(url) => nats(config, url).map(Some),
+        BrokerUrl::Redis(url) => redis_streams(config, url).map(Some),
     }
 }
 
+#[cfg(feature = "kafka")]
+fn kafka(config: &BrokerConfig, url: &Secret) -> Result<Arc<dyn Broker>> {
+    use postrider::broker::kafka::{Kafka, KafkaSettings};
+    let settings = KafkaSettings {
+        payload_bytes_max: config.payload_bytes_max,
+        publish_timeout: config.publish_timeout,
+        declare: config.declare,
+        partitions: config.partitions,
+        replication: config.replicas,
+        properties: config.properties.clone(),
+        ..KafkaSettings::new(url.expose())
+    };
+    Ok(Arc::new(Kafka::new(settings)?))
+}
+
+#[cfg(not(feature = "kafka"))]
+fn kafka(_: &BrokerConfig, _: &Secret) -> Result<Arc<dyn Broker>> {
+    Err(not_built("Kafka", "kafka"))
+}
+
+#[cfg(feature = "nats")]
+fn nats(config: &BrokerConfig, url: &Secret) -> Result<Arc<dyn Broker>> {
+    use postrider::broker::nats::{Nats, NatsSettings};
+    let settings = NatsSettings {
+        stream: config.stream.clone(),
+        prefix: config.stream.clone(),
+        payload_bytes_max: config.payload_bytes_max,
+        publish_timeout: config.publish_timeout,
+        declare: config.declare,
+        replicas: usize::from(config.replicas),
+        ..NatsSettings::new(url.expose())
+    };
+    Ok(Arc::new(Nats::new(settings)?))
+}
+
+#[cfg(not(feature = "nats"))]
+fn nats(_: &BrokerConfig, _: &Secret) -> Result<Arc<dyn Broker>> {
+    Err(not_built("NATS", "nats"))
+}
+
+#[cfg(feature = "redis")]
+fn redis_streams(config: &BrokerConfig, url: &Secret) -> Result<Arc<dyn Broker>> {
+    use postrider::broker::redis::{RedisStreamSettings, RedisStreams};
+    let settings = RedisStreamSettings {
+        prefix: config.stream.clone(),
+        payload_bytes_max: config.payload_bytes_max,
+        publish_timeout: config.publish_timeout,
+        ..RedisStreamSettings::new(url.expose())
+    };
+    Ok(Arc::new(RedisStreams::new(settings)?))
+}
+
+#[cfg(not(feature = "redis"))]
+fn redis_streams(_: &BrokerConfig, _: &Secret) -> Result<Arc<dyn Broker>> {
+    Err(not_built("Redis", "redis"))
+}
+
+#[cfg(feature = "mysql")]
+async fn mysql(url: &Secret) -> Result<Arc<dyn Store>> {
+    match postrider::store::mysql::MysqlStore::connect(url.expose()).await {
+        Ok(store) => Ok(Arc::new(store)),
+        Err(error) if error.kind() == Kind::Config => Err(error.context("store.url")),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(not(feature = "mysql"))]
+async fn mysql(_: &Secret) -> Result<Arc<dyn Store>> {
+    Err(not_built("MySQL", "mysql"))
+}
+
+#[allow(dead_code)] // unused when everything is built in
 fn not_built(name: &str, feature: &str) -> Error {
     Error::new(Kind::Config, format!("this postrider was built without {name}"))
         .with_remedy(format!("build it with `cargo build --release --features {feature}`"))

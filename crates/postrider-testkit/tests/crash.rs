@@ -10,11 +10,20 @@ mod own_servers {
 
     #[test]
     fn nothing_is_lost_doubled_or_reordered_under_kill_9() {
+        run(&["--events", "6000", "--kills", "4", "--broker-restarts", "1", "--store-restarts", "1"]);
+    }
+
+    #[test]
+    fn the_same_on_the_embedded_broker() {
+        run(&["--broker", "embedded", "--events", "2000", "--kills", "3", "--store-restarts", "1", "--freezes", "0"]);
+    }
+
+    fn run(arguments: &[&str]) {
         let output = Command::new(env!("CARGO_BIN_EXE_crash"))
-            .args(["--events", "6000", "--kills", "4", "--rabbit-restarts", "1", "--postgres-restarts", "1"])
+            .args(arguments)
             .args(["--seed", SEED, "--deadline-s", "150"])
             .output()
-            .unwrap();
+            .expect("the run starts");
         let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{}\n{stderr}\n{stdout}", output.status);
         assert!(stdout.contains("clean"), "{stdout}");

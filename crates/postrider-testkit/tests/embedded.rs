@@ -1,4 +1,4 @@
-//! The embedded broker keeps every contract of a broker, on both stores.
+//! The embedded broker keeps every contract of a broker, on every store.
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on must panic")]
 
@@ -10,7 +10,7 @@ use postrider::broker::Broker;
 use postrider::broker::embedded::Embedded;
 use postrider::handler::ConsumerSpec;
 use postrider::lease::Lease;
-use postrider_testkit::conformance::bed::{Bed, PostgresBed, SqliteBed};
+use postrider_testkit::conformance::bed::{Bed, MysqlBed, PostgresBed, SqliteBed};
 use postrider_testkit::conformance::broker::BrokerBed;
 
 struct EmbeddedBed<B: Bed> {
@@ -58,3 +58,4 @@ macro_rules! on {
 }
 on!(on_postgres, PostgresBed::new());
 on!(on_sqlite, SqliteBed::new());
+on!(on_mysql, MysqlBed::new());

@@ -40,7 +40,7 @@ impl Sink {
                 return got;
             }
             assert!(Instant::now() < until, "only {got:?} came");
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::park_timeout(Duration::from_millis(50));
         }
     }
 }

@@ -15,7 +15,7 @@
 //! change is newer than what it has. Payloads too large for a broker take
 //! another way, see [`claim`].
 //!
-//! Beside the way stand [`store`] (PostgreSQL, SQLite), [`lease`] (who does what, fenced) and [`upkeep`] (partitions,
+//! Beside the way stand [`store`] (PostgreSQL, MySQL or MariaDB, SQLite), [`lease`] (who does what, fenced) and [`upkeep`] (partitions,
 //! retention, backlog). [`migrate`] and [`doctor`] are for the people who run it. With the feature `http` there is
 //! `http`, a client for services that have no queue: retries, breaker, fallback. With the feature `redis` there is
 //! `idempotency`, for effects that no SQL transaction holds.
@@ -60,6 +60,8 @@ pub mod store;
 pub mod http;
 #[cfg(feature = "redis")]
 pub mod idempotency;
+#[cfg(feature = "redis")]
+mod redis_server;
 mod task;
 
 pub use broker::topic::Route;

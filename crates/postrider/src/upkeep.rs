@@ -51,7 +51,7 @@ pub struct UpkeepReport {
     pub partitions_created: u32,
     /// Partitions dropped whole.
     pub partitions_dropped: u32,
-    /// Outbox rows deleted one by one (SQLite; on PostgreSQL only from the default partition).
+    /// Outbox rows deleted one by one (SQLite and MySQL; on PostgreSQL only from the default partition).
     pub outbox_deleted: u64,
     /// Inbox rows deleted.
     pub inbox_deleted: u64,

@@ -1,5 +1,7 @@
 //! `[broker]`, and the brokers of `[[route]]`.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use postrider::Route;
@@ -10,7 +12,7 @@ use super::settings::Settings;
 use super::{BrokerUrl, Config, DESTINATION};
 
 /// `[broker]`
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct BrokerConfig {
     /// Which broker.
     pub url: BrokerUrl,
@@ -23,13 +25,23 @@ pub struct BrokerConfig {
     /// The type of queues that we declare.
     pub queue_type: QueueType,
     /// Partitions of a topic that we declare on Kafka.
-    pub partitions: u32,
+    pub partitions: u16,
     /// Copies of what we declare on Kafka and NATS.
-    pub replicas: u32,
+    pub replicas: u16,
+    /// Further properties of librdkafka.
+    pub properties: BTreeMap<String, String>,
     /// The largest payload that the destination accepts.
     pub payload_bytes_max: usize,
     /// How long to wait for confirms.
     pub publish_timeout: Duration,
+}
+
+/// Of the properties only the names: a value may be a password.
+impl fmt::Debug for BrokerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let properties: Vec<&String> = self.properties.keys().collect();
+        f.debug_struct("BrokerConfig").field("url", &self.url).field("properties", &properties).finish_non_exhaustive()
+    }
 }
 
 /// The type of a RabbitMQ queue.
@@ -100,8 +112,18 @@ pub fn read(settings: &mut Settings, prefix: &str) -> Option<BrokerConfig> {
         settings.choice(&key("queue_type"), &[("quorum", QueueType::Quorum), ("classic", QueueType::Classic)]);
     let payload_bytes_max = settings.integer(&key("payload_bytes_max"), 1..=PAYLOAD_BYTES_MAX as u64);
     let publish_timeout = settings.millis(&key("publish_timeout_ms"), 100..=600_000);
-    let partitions = settings.count(&key("partitions"), 1..=1_000);
-    let replicas = settings.count(&key("replicas"), 1..=5);
+    let partitions = settings.count(&key("partitions"), 1..=1_000) as u16;
+    let replicas = settings.count(&key("replicas"), 1..=5) as u16;
+    let mut properties = BTreeMap::new();
+    for text in settings.texts(&key("properties")) {
+        match text.split_once('=') {
+            Some((name, value)) => {
+                properties.insert(name.trim().to_owned(), value.trim().to_owned());
+            }
+            // The text may hold a password.
+            None => settings.complain(&key("properties"), "must hold texts such as \"name=value\"", None),
+        }
+    }
     Some(BrokerConfig {
         url: url?,
         exchange: exchange?,
@@ -110,6 +132,7 @@ pub fn read(settings: &mut Settings, prefix: &str) -> Option<BrokerConfig> {
         queue_type: queue_type?,
         partitions,
         replicas,
+        properties,
         payload_bytes_max: usize::try_from(payload_bytes_max).unwrap_or(PAYLOAD_BYTES_MAX),
         publish_timeout,
     })

@@ -116,7 +116,7 @@ impl BrokerUrl {
             return Ok(BrokerUrl::RabbitMq(Secret::new(url)));
         }
         let begins = |names: &[&str]| names.iter().any(|name| url.starts_with(name));
-        if begins(&["kafka://", "kafkas://"]) {
+        if begins(&["kafka://"]) {
             return Ok(BrokerUrl::Kafka(Secret::new(url)));
         }
         if begins(&["nats://", "tls://"]) {

@@ -108,7 +108,7 @@ pub(super) async fn drain(bed: &Bed, relay: &Relay, keep: Keep) -> Result<Draine
 }
 
 /// Waits until the relay has written down that everything committed is published.
-async fn settled(connection: &mut PgConnection) -> Result<()> {
+pub(super) async fn settled(connection: &mut PgConnection) -> Result<()> {
     let now: String = sqlx::query_scalar("SELECT pg_current_snapshot()::text").fetch_one(&mut *connection).await?;
     let started = Instant::now();
     loop {

@@ -4,8 +4,11 @@
 //! RabbitMQ, both with their default settings. The machine is shared by everything that is measured and by what
 //! measures, so absolute figures say something about this machine alone; the ratios are what to compare.
 
+mod adopted;
 mod bare;
 mod bed;
+mod brokers;
+mod carrier;
 mod consume;
 mod drain;
 mod held;
@@ -28,8 +31,8 @@ use crate::testbed::Result;
 use bed::Bed;
 use report::Lines;
 
-/// Everything together takes about twenty minutes on two cores; a run that takes this long hangs.
-const DEADLINE: Duration = Duration::from_secs(40 * 60);
+/// Everything together takes about half an hour on two cores; a run that takes this long hangs.
+const DEADLINE: Duration = Duration::from_secs(60 * 60);
 /// What `quick` divides amounts and times by.
 const QUICK: u32 = 10;
 
@@ -50,12 +53,25 @@ pub enum Figure {
     Insert,
     /// A full queue through a consumer, compared with a bare program.
     Consume,
+    /// The drain to every other broker, compared with a bare publisher.
+    Brokers,
+    /// A table that a service already has, compared with its own worker.
+    Adopted,
 }
 
 impl Figure {
     /// All of them, in the order of the table.
-    pub const ALL: [Figure; 7] =
-        [Figure::Drain, Figure::Latency, Figure::Idle, Figure::Kept, Figure::Held, Figure::Insert, Figure::Consume];
+    pub const ALL: [Figure; 9] = [
+        Figure::Drain,
+        Figure::Latency,
+        Figure::Idle,
+        Figure::Kept,
+        Figure::Held,
+        Figure::Insert,
+        Figure::Consume,
+        Figure::Brokers,
+        Figure::Adopted,
+    ];
 
     /// The word on the command line.
     pub fn name(self) -> &'static str {
@@ -67,6 +83,8 @@ impl Figure {
             Figure::Held => "held",
             Figure::Insert => "insert",
             Figure::Consume => "consume",
+            Figure::Brokers => "brokers",
+            Figure::Adopted => "adopted",
         }
     }
 
@@ -79,6 +97,8 @@ impl Figure {
             Figure::Held => held::measure(bed).await,
             Figure::Insert => insert::measure(bed).await,
             Figure::Consume => consume::measure(bed).await,
+            Figure::Brokers => brokers::measure(bed).await,
+            Figure::Adopted => adopted::measure(bed).await,
         }
     }
 }
@@ -103,6 +123,8 @@ struct Scale {
     kept: u64,
     /// Messages of one round of consuming.
     messages: u64,
+    /// Rows of an adopted table.
+    rows: u64,
     /// How long a paced load lasts, and how long the idle relay is watched.
     watch: Duration,
     /// How long a transaction is held open.
@@ -118,6 +140,7 @@ impl Scale {
             events: 200_000 / u64::from(by),
             kept: 5_000_000 / u64::from(by),
             messages: 100_000 / u64::from(by),
+            rows: 50_000 / u64::from(by),
             // A shorter watch of an idle relay would count nothing.
             watch: if is_quick { Duration::from_secs(5) } else { Duration::from_secs(20) },
             hold: Duration::from_secs(60) / by,

@@ -1,4 +1,4 @@
-//! The relay under test: the real program on a database and a virtual host of its own.
+//! The relay under test: the real program on a database of its own and a virtual host, or another broker.
 
 use std::fs::File;
 use std::process::Command;
@@ -24,7 +24,7 @@ pub(super) struct Relay {
     folder: TempDir,
     /// The database with the outbox.
     pub database: String,
-    /// The virtual host.
+    /// The virtual host; empty on another broker than RabbitMQ.
     pub vhost: String,
 }
 
@@ -43,12 +43,23 @@ impl Relay {
     /// The same with more in its configuration.
     pub async fn start_with(bed: &Bed, name: &str, database: String, more: &str) -> Result<Relay> {
         let vhost = bed.rabbit.vhost(name).await?;
+        let broker = format!("url = \"{vhost}\"\nexchange = \"{EXCHANGE}\"\n");
+        Self::launch(bed, database, vhost, &broker, more).await
+    }
+
+    /// A relay on a fresh database to another broker, which those lines of `[broker]` name.
+    pub async fn start_to(bed: &Bed, name: &str, broker: &str) -> Result<Relay> {
+        let database = bed.database(name).await?;
+        Self::launch(bed, database, String::new(), broker, "").await
+    }
+
+    async fn launch(bed: &Bed, database: String, vhost: String, broker: &str, more: &str) -> Result<Relay> {
         let folder = TempDir::new()?;
         let config = folder.path().join("postrider.toml");
         std::fs::write(
             &config,
             format!(
-                "[store]\nurl = \"{database}\"\n[broker]\nurl = \"{vhost}\"\nexchange = \"{EXCHANGE}\"\n\
+                "[store]\nurl = \"{database}\"\n[broker]\n{broker}\
                  [http]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n{more}"
             ),
         )?;

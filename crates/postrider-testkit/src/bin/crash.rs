@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use postrider_testkit::crash::{self, ConsumeOptions, Options};
+use postrider_testkit::crash::{self, BrokerKind, ConsumeOptions, Options, StoreKind};
 use postrider_testkit::testbed::{Result, clean_up};
 
-/// Runs producers, relays and consumers on a private PostgreSQL and RabbitMQ, kills all of them at random, and checks
-/// the history. Exits with 0 only when it is clean.
+/// Runs producers, relays and consumers on a private database and broker, kills all of them at random, and checks the
+/// history. Exits with 0 only when it is clean.
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -31,6 +31,12 @@ enum Role {
 
 #[derive(Args)]
 struct RunArgs {
+    /// The broker that carries the events
+    #[arg(long, value_enum, default_value_t)]
+    broker: BrokerKind,
+    /// The database with outbox, inboxes and effects
+    #[arg(long, value_enum, default_value_t)]
+    store: StoreKind,
     /// Events to commit
     #[arg(long, default_value_t = 200_000)]
     events: u64,
@@ -49,12 +55,12 @@ struct RunArgs {
     /// Of so many applied events, one is published once more; 0 for none
     #[arg(long, default_value_t = 0)]
     duplicate_in: u32,
-    /// Restarts of RabbitMQ, by `kill -9` and by an orderly stop in turn
+    /// Restarts of the broker, by `kill -9` and by an orderly stop in turn
     #[arg(long, default_value_t = 3)]
-    rabbit_restarts: usize,
-    /// `kill -9` and restart of PostgreSQL
+    broker_restarts: usize,
+    /// `kill -9` and restart of the database
     #[arg(long, default_value_t = 2)]
-    postgres_restarts: usize,
+    store_restarts: usize,
     /// SIGSTOPs of a relay for twice its lease
     #[arg(long, default_value_t = 1)]
     freezes: usize,
@@ -81,9 +87,13 @@ struct ConsumeArgs {
     #[arg(long)]
     lease_ms: u64,
     #[arg(long)]
-    postgres: String,
+    store: StoreKind,
     #[arg(long)]
-    rabbit: String,
+    store_url: String,
+    #[arg(long)]
+    broker: BrokerKind,
+    #[arg(long)]
+    broker_url: String,
     #[arg(long)]
     failing_in: u32,
 }
@@ -135,8 +145,10 @@ impl RunArgs {
             failing_in: self.failing_in,
             poison_in: self.poison_in,
             duplicate_in: self.duplicate_in,
-            rabbit_restarts: self.rabbit_restarts,
-            postgres_restarts: self.postgres_restarts,
+            broker: self.broker,
+            store: self.store,
+            broker_restarts: self.broker_restarts,
+            store_restarts: self.store_restarts,
             freezes: self.freezes,
             lanes: self.lanes,
             seed: self.seed.unwrap_or(defaults.seed),
@@ -150,7 +162,7 @@ impl RunArgs {
 impl ConsumeArgs {
     fn options(self) -> ConsumeOptions {
         let lease = Duration::from_millis(self.lease_ms);
-        let ConsumeArgs { group, slots, postgres, rabbit, failing_in, .. } = self;
-        ConsumeOptions { group, slots, postgres, rabbit, lease, failing_in }
+        let ConsumeArgs { group, slots, store, store_url, broker, broker_url, failing_in, .. } = self;
+        ConsumeOptions { group, slots, store, store_url, broker, broker_url, lease, failing_in }
     }
 }

@@ -1,19 +1,20 @@
-//! `testbed run -- <command>`: runs a command with a PostgreSQL, a RabbitMQ and a Redis that exist only for it.
+//! `testbed run -- <command>`: runs a command with a PostgreSQL, a MariaDB, a RabbitMQ, a Redis and a NATS that exist only for it.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use postrider_testkit::testbed::{
-    self, POSTGRES_VAR, Postgres, RABBITMQ_API_VAR, RABBITMQ_VAR, REDIS_VAR, RabbitMq, Redis, Result, Signal, clean_up,
+    self, MYSQL_VAR, MariaDb, NATS_VAR, Nats, POSTGRES_VAR, Postgres, RABBITMQ_API_VAR, RABBITMQ_VAR, REDIS_VAR,
+    RabbitMq, Redis, Result, Signal, clean_up,
 };
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 const USAGE: &str = "usage: testbed run -- <command> [argument]...
 
-Starts a PostgreSQL (without fsync), a RabbitMQ and a Redis on free loopback ports, runs the command
-with POSTRIDER_TEST_POSTGRES, POSTRIDER_TEST_RABBITMQ, POSTRIDER_TEST_RABBITMQ_API and
-POSTRIDER_TEST_REDIS set, ends and removes the servers, and exits as the command did. A server whose
+Starts a PostgreSQL and a MariaDB (without fsync), a RabbitMQ, a Redis and a NATS on free loopback ports, runs the
+command with POSTRIDER_TEST_POSTGRES, POSTRIDER_TEST_MYSQL, POSTRIDER_TEST_RABBITMQ, POSTRIDER_TEST_RABBITMQ_API,
+POSTRIDER_TEST_REDIS and POSTRIDER_TEST_NATS set, ends and removes the servers, and exits as the command did. A server whose
 variable is set already is used as it is.";
 
 /// After Ctrl-C the terminal has told the command too, and it may take its time. cargo-nextest gives tests 10 s.
@@ -64,11 +65,12 @@ async fn run(mut command: Command) -> Result<u8> {
         }
     };
 
-    let (postgres, rabbitmq, redis) = tokio::select! {
+    let (postgres, rabbitmq, redis, mariadb, nats) = tokio::select! {
         servers = start() => servers?,
         signal = stopped() => return Ok(code_of(signal)),
     };
     command.env(POSTGRES_VAR, postgres.url()).env(RABBITMQ_VAR, rabbitmq.url()).env(REDIS_VAR, redis.url());
+    command.env(MYSQL_VAR, mariadb.url()).env(NATS_VAR, nats.url());
     if !rabbitmq.api_url().is_empty() {
         command.env(RABBITMQ_API_VAR, rabbitmq.api_url());
     }
@@ -86,7 +88,7 @@ async fn run(mut command: Command) -> Result<u8> {
     }
 }
 
-async fn start() -> Result<(Postgres, RabbitMq, Redis)> {
+async fn start() -> Result<(Postgres, RabbitMq, Redis, MariaDb, Nats)> {
     let started = Instant::now();
     let postgres = async {
         match Postgres::from_env() {
@@ -94,7 +96,7 @@ async fn start() -> Result<(Postgres, RabbitMq, Redis)> {
             None => Postgres::fast().await,
         }
     };
-    let servers = tokio::try_join!(postgres, RabbitMq::start(), Redis::start())?;
+    let servers = tokio::try_join!(postgres, RabbitMq::start(), Redis::start(), MariaDb::fast(), Nats::start())?;
     eprintln!("testbed: servers ready after {:.1} s", started.elapsed().as_secs_f64());
     Ok(servers)
 }

@@ -14,9 +14,10 @@ use postrider::migrate::Migrate;
 use postrider::outbox::{Outbox, OutboxWriter};
 use postrider::source::Source;
 use postrider::store::Store;
+use postrider::store::mysql::MysqlStore;
 use postrider::store::postgres::PostgresStore;
 use postrider::store::sqlite::SqliteStore;
-use sqlx::{Postgres, Sqlite, Transaction};
+use sqlx::{MySql, Postgres, Sqlite, Transaction};
 
 use crate::testbed;
 
@@ -111,6 +112,7 @@ macro_rules! producer {
 }
 producer!(Postgres);
 producer!(Sqlite);
+producer!(MySql);
 
 /// A fresh database on the shared PostgreSQL.
 pub struct PostgresBed {
@@ -279,6 +281,97 @@ impl Bed for SqliteBed {
         sqlx::query_scalar("SELECT status FROM outbox_status WHERE event_id = ?1")
             .bind(event.id().to_string())
             .fetch_one(self.store.reader())
+            .await
+            .expect("the status is read")
+    }
+}
+
+/// A fresh database on the shared MariaDB.
+pub struct MysqlBed {
+    store: MysqlStore,
+    /// Where the database is, for tests that connect by themselves.
+    pub url: String,
+}
+
+impl MysqlBed {
+    /// A fresh, migrated database.
+    pub async fn new() -> Self {
+        let bed = Self::bare().await;
+        bed.migrate().await;
+        bed
+    }
+
+    /// A fresh, empty database.
+    pub async fn bare() -> Self {
+        Self::on(&testbed::mariadb().await).await
+    }
+
+    /// A fresh, empty database on this server.
+    pub async fn on(server: &testbed::MariaDb) -> Self {
+        let url = server.database("suite").await.expect("a fresh database");
+        let store = MysqlStore::connect(&url).await.expect("MariaDB answers");
+        Self { store, url }
+    }
+
+    /// Makes the tables.
+    pub async fn migrate(&self) {
+        self.store.migrate().await.expect("the migrations apply");
+        sqlx::raw_sql("CREATE TABLE effect (seq BIGINT AUTO_INCREMENT PRIMARY KEY, consumer TEXT, name TEXT)")
+            .execute(self.store.pool())
+            .await
+            .expect("the effect table is made");
+    }
+}
+
+#[async_trait]
+impl Bed for MysqlBed {
+    type Store = MysqlStore;
+
+    fn store(&self) -> &MysqlStore {
+        &self.store
+    }
+
+    fn open_again(&self) -> Pin<Box<dyn Future<Output = MysqlStore> + Send>> {
+        let url = self.url.clone();
+        Box::pin(async move { MysqlStore::connect(&url).await.expect("MariaDB answers") })
+    }
+
+    async fn write_effect(tx: &mut Tx<Self>, consumer: &str, name: &str) -> Result<(), HandlerError> {
+        sqlx::query("INSERT INTO effect (consumer, name) VALUES (?, ?)")
+            .bind(consumer)
+            .bind(name)
+            .execute(&mut **tx)
+            .await?;
+        Ok(())
+    }
+
+    async fn begin(&self) -> Box<dyn Producer> {
+        Box::new(Open(self.store.pool().begin().await.expect("a transaction")))
+    }
+
+    async fn effects(&self, consumer: &str) -> Vec<String> {
+        sqlx::query_scalar("SELECT name FROM effect WHERE consumer = ? ORDER BY seq")
+            .bind(consumer)
+            .fetch_all(self.store.pool())
+            .await
+            .expect("effects are read")
+    }
+
+    async fn dead_letters(&self, consumer: &str) -> Vec<(String, String, i64)> {
+        sqlx::query_as(
+            "SELECT JSON_UNQUOTE(CONVERT(payload USING utf8mb4)), error_type, CAST(JSON_LENGTH(history) AS SIGNED) \
+             FROM postrider_dead_letter WHERE consumer = ? AND state = 'dead' ORDER BY id",
+        )
+        .bind(consumer)
+        .fetch_all(self.store.pool())
+        .await
+        .expect("dead letters are read")
+    }
+
+    async fn outbox_status(&self, event: &Event) -> String {
+        sqlx::query_scalar("SELECT status FROM postrider_outbox_status WHERE event_id = ?")
+            .bind(event.id().to_string())
+            .fetch_one(self.store.pool())
             .await
             .expect("the status is read")
     }

@@ -20,6 +20,11 @@ pub trait BrokerBed: Send + Sync {
 
     /// A lease for a slot of a consumer, with a rising epoch.
     async fn lease(&self, consumer: &ConsumerSpec, slot: u32) -> Lease;
+
+    /// Whether the order of a key holds across topics. Kafka keeps it within a topic.
+    fn orders_across_topics(&self) -> bool {
+        true
+    }
 }
 
 /// How long a message may take.
@@ -108,8 +113,13 @@ pub async fn every_consumer_gets_what_it_wants(bed: &impl BrokerBed) {
     publish(bed, vec![make("orders.created", "a")]).await;
     publish(bed, vec![make("users.created", "b")]).await;
     publish(bed, vec![make("orders.paid", "c")]).await;
-    assert_eq!(take(&mut all, 3).await, ["a", "b", "c"]);
-    assert_eq!(take(&mut orders, 2).await, ["a", "c"]);
+    let (mut of_all, mut of_orders) = (take(&mut all, 3).await, take(&mut orders, 2).await);
+    if !bed.orders_across_topics() {
+        of_all.sort();
+        of_orders.sort();
+    }
+    assert_eq!(of_all, ["a", "b", "c"]);
+    assert_eq!(of_orders, ["a", "c"]);
     assert!(is_silent(&mut orders).await);
 }
 

@@ -11,6 +11,7 @@ pub mod broker;
 pub mod consumer;
 pub mod dead;
 pub mod lease;
+pub mod log;
 pub mod newest;
 pub mod relay;
 pub mod routes;

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use postrider::broker::Broker;
-use postrider::broker::rabbitmq::{RabbitMq, RabbitMqSettings};
 use postrider::handler::HandlerError;
+use postrider::inbox::Inbox;
 use postrider::lease::{Lease, LeaseTimes};
 use postrider::relay::Backoff;
+use postrider::store::Store;
+use postrider::store::mysql::MysqlStore;
 use postrider::store::postgres::PostgresStore;
 use postrider::{Consumer, ConsumerSpec, Event, Handler};
-use sqlx::{Postgres, Transaction};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::ledger::APPLY;
+use super::broker::{self, BrokerKind};
+use super::store::{self, StoreKind};
 use crate::testbed::Result;
 
 /// Quicker than the default, so that the run does not wait for minutes after an outage.
@@ -32,9 +32,13 @@ pub struct ConsumeOptions {
     /// The group's number of slots.
     pub slots: u32,
     /// The database with inbox, leases and effects.
-    pub postgres: String,
+    pub store: StoreKind,
+    /// Where it is.
+    pub store_url: String,
     /// The broker.
-    pub rabbit: String,
+    pub broker: BrokerKind,
+    /// Where it is.
+    pub broker_url: String,
     /// How long its slots' leases last.
     pub lease: Duration,
     /// Of so many attempts, one fails; none when 0.
@@ -47,35 +51,34 @@ impl ConsumeOptions {
     }
 }
 
+/// The payload of an event.
 #[derive(serde::Deserialize)]
-struct Payload {
-    version: i64,
-    is_poison: bool,
+pub(super) struct Change {
+    pub version: i64,
+    pub is_poison: bool,
 }
 
-struct Recorder {
+/// The handler. Each store has its own way to write an effect down.
+pub(super) struct Recorder {
     group: String,
     failing_in: u32,
 }
 
-#[async_trait]
-impl Handler<Transaction<'static, Postgres>> for Recorder {
-    async fn handle(&self, tx: &mut Transaction<'static, Postgres>, event: &Event) -> Result<(), HandlerError> {
-        let Payload { version, is_poison } = event.decode()?;
-        let applied = sqlx::query(APPLY)
-            .bind(&self.group)
-            .bind(event.id())
-            .bind(event.key())
-            .bind(version)
-            .execute(&mut **tx)
-            .await?;
-        if is_poison {
+impl Recorder {
+    /// Who it is.
+    pub(super) fn group(&self) -> &str {
+        &self.group
+    }
+
+    /// What comes of an attempt whose effect has changed so many rows.
+    pub(super) fn judge(&self, event: &Event, change: &Change, rows: u64) -> Result<(), HandlerError> {
+        if change.is_poison {
             std::process::abort();
         }
         if self.failing_in > 0 && fastrand::u32(..self.failing_in) == 0 {
             return Err(HandlerError::retry("bad luck"));
         }
-        if applied.rows_affected() != 1 {
+        if rows != 1 {
             return Err(HandlerError::retry(format!("no account {:?}", event.key())));
         }
         Ok(())
@@ -91,8 +94,23 @@ pub async fn consume(options: ConsumeOptions) -> Result<()> {
         terminate.recv().await;
         stopper.cancel();
     });
+    match options.store {
+        StoreKind::Postgres => work(&options, stop, async |url| PostgresStore::connect(url).await).await,
+        StoreKind::Mysql => work(&options, stop, async |url| MysqlStore::connect(url).await).await,
+    }
+}
+
+async fn work<S>(
+    options: &ConsumeOptions,
+    stop: CancellationToken,
+    connect: impl AsyncFn(&str) -> postrider::Result<S>,
+) -> Result<()>
+where
+    S: Store + Inbox + 'static,
+    Recorder: Handler<S::Tx>,
+{
     let store = loop {
-        match PostgresStore::connect(&options.postgres).await {
+        match connect(&options.store_url).await {
             Ok(store) => break Arc::new(store),
             Err(error) => tracing::warn!(%error, "no database yet"),
         }
@@ -101,7 +119,7 @@ pub async fn consume(options: ConsumeOptions) -> Result<()> {
             () = tokio::time::sleep(CONNECT_EVERY) => {}
         }
     };
-    let broker = Arc::new(RabbitMq::new(RabbitMqSettings::new(&options.rabbit))?);
+    let broker = broker::client(options.broker, &options.broker_url, store.clone())?;
     let handler = Recorder { group: options.group.clone(), failing_in: options.failing_in };
     let consumer = Consumer::new(options.spec(), broker, store.clone(), store, handler)?
         .lease_times(LeaseTimes { ttl: options.lease })
@@ -113,6 +131,8 @@ pub async fn consume(options: ConsumeOptions) -> Result<()> {
 pub async fn declare(options: ConsumeOptions) -> Result<()> {
     let spec = options.spec();
     let lease = Lease { group: spec.group(), slot: 0, owner: "declare".to_owned(), epoch: 0 };
-    RabbitMq::new(RabbitMqSettings::new(&options.rabbit))?.subscribe(&spec, &lease).await?.close().await?;
+    let store = store::open(options.store, &options.store_url).await?;
+    let broker = broker::client(options.broker, &options.broker_url, store)?;
+    broker.subscribe(&spec, &lease).await?.close().await?;
     Ok(())
 }

@@ -19,7 +19,7 @@ impl Run<'_> {
             Ok(()) => {}
             Err(problem) => return vec![problem.to_string()],
         }
-        // Duplicates that are still in a queue must be refused by the inbox before the effects are counted.
+        // Duplicates that are still at the broker must be refused by the inbox before the effects are counted.
         let began = Instant::now();
         loop {
             let problem = match self.left_over().await {
@@ -64,30 +64,13 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// What is still in the outbox or in a queue.
+    /// What is still in the outbox or at the broker.
     async fn left_over(&self) -> Result<Option<String>> {
         let backlog = self.faults.ledger.backlog().await?;
         if backlog > 0 {
             return Ok(Some(format!("{backlog} events are not settled as published")));
         }
-        let queues = self.queues().await?;
-        // The places for dead letters are to be read by people.
-        let is_empty = |line: &&str| {
-            line.split('\t').next().is_some_and(|name| name.ends_with("_error"))
-                || line.split('\t').skip(1).take(2).all(|count| count == "0")
-        };
-        Ok((!queues.lines().all(|line| is_empty(&line))).then(|| format!("queues are not empty:\n{queues}")))
-    }
-
-    /// Name, ready, unacked, consumers of every queue.
-    async fn queues(&self) -> Result<String> {
-        let rabbit = self.faults.rabbit.lock().await;
-        let vhosts = rabbit.ctl(&["list_vhosts", "--no-table-headers"]).await?;
-        let vhost = vhosts.lines().find(|name| name.starts_with("crash")).ok_or("the virtual host is gone")?;
-        let columns = ["name", "messages_ready", "messages_unacknowledged", "consumers"];
-        let mut arguments = vec!["list_queues", "--no-table-headers", "-p", vhost];
-        arguments.extend(columns);
-        rabbit.ctl(&arguments).await
+        self.faults.broker.lock().await.left_over(self.faults.ledger.as_ref()).await
     }
 
     /// An error when the run takes too long or nothing has moved since `moved`.
@@ -120,10 +103,8 @@ impl Run<'_> {
             }
         }
         lines.extend(ledger.relay_state().await.unwrap_or_default());
-        lines.push(format!(
-            "queues (ready, unacked, consumers):\n{}",
-            self.queues().await.unwrap_or_else(|e| e.to_string())
-        ));
+        let held = self.faults.broker.lock().await.state(ledger.as_ref()).await;
+        lines.push(held.unwrap_or_else(|error| error.to_string()));
         lines.join("\n")
     }
 }

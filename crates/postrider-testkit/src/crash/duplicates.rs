@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use postrider::broker::Broker;
-use postrider::broker::rabbitmq::{RabbitMq, RabbitMqSettings};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::Options;
 use super::fleet::Places;
-use super::ledger::Ledger;
 use super::producer::event;
+use super::store::Ledger;
+use super::{Options, broker, store};
 use crate::testbed::Result;
 
 /// How often newly applied events are looked at.
@@ -32,19 +30,24 @@ impl Duplicating {
     }
 }
 
-/// Begins. What was applied was published before, so that a copy of it overtakes nothing.
-pub(super) fn start(
+/// Begins, if there is something to do. What was applied was published before, so that a copy of it overtakes nothing.
+pub(super) async fn start(
     options: &Options,
     places: &Places,
-    ledger: &Ledger,
+    ledger: Arc<dyn Ledger>,
     stop: CancellationToken,
-) -> Result<Duplicating> {
-    let broker = RabbitMq::new(RabbitMqSettings::new(places.rabbit.as_str()))?;
-    let (ledger, stopped, one_in) = (ledger.clone(), stop.clone(), options.duplicate_in);
+) -> Result<Option<Duplicating>> {
+    let one_in = options.duplicate_in;
+    if one_in == 0 {
+        return Ok(None);
+    }
+    let store = store::open(options.store, &places.store).await?;
+    let broker = broker::client(options.broker, &places.broker, store)?;
+    let stopped = stop.clone();
     let mut rng = fastrand::Rng::with_seed(options.seed ^ 1);
     let task = tokio::spawn(async move {
         let (mut last, mut published) = (0, 0);
-        while one_in > 0 && !stopped.is_cancelled() {
+        while !stopped.is_cancelled() {
             tokio::time::sleep(EVERY).await;
             // A database or broker that is away now is there later.
             let Ok(applied) = ledger.applied_after(last, LIMIT).await else { continue };
@@ -61,5 +64,5 @@ pub(super) fn start(
         }
         published
     });
-    Ok(Duplicating { stop, task })
+    Ok(Some(Duplicating { stop, task }))
 }

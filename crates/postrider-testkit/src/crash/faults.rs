@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
+use super::broker::BrokerServer;
 use super::fleet::{Fleet, RELAYS};
-use super::ledger::{Ledger, Slot};
 use super::plan::{Fault, Planned};
-use crate::testbed::{Postgres, RabbitMq, Result};
+use super::store::{Ledger, Slot, StoreServer};
+use crate::testbed::Result;
 
 /// How often the leases are looked at after a kill.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
@@ -25,9 +26,9 @@ pub(super) struct Record {
     pub relay_kills: usize,
     pub consumer_kills: usize,
     pub freezes: usize,
-    pub rabbit_kills: usize,
-    pub rabbit_stops: usize,
-    pub postgres_kills: usize,
+    pub broker_kills: usize,
+    pub broker_stops: usize,
+    pub store_kills: usize,
     /// How long a slot whose holder was killed or frozen was without one, where the database was there all the time.
     pub takeovers: Vec<(String, Duration)>,
 }
@@ -35,9 +36,11 @@ pub(super) struct Record {
 /// The servers and processes that faults are done to.
 pub(super) struct Faults {
     pub fleet: Fleet,
-    pub ledger: Ledger,
-    pub postgres: Mutex<Postgres>,
-    pub rabbit: Mutex<RabbitMq>,
+    pub ledger: Arc<dyn Ledger>,
+    /// What the broker and the database are called.
+    pub titles: (&'static str, &'static str),
+    pub store: Mutex<Box<dyn StoreServer>>,
+    pub broker: Mutex<Box<dyn BrokerServer>>,
     pub record: Mutex<Record>,
 }
 
@@ -63,27 +66,27 @@ impl Faults {
                 frozen?;
                 self.record.lock().await.freezes += 1;
             }
-            Fault::KillRabbit | Fault::StopRabbit => {
-                let mut rabbit = self.rabbit.lock().await;
-                if fault == Fault::KillRabbit {
-                    eprintln!("  {percent:>2} %: kill -9 RabbitMQ for {down:?}");
-                    rabbit.kill().await?;
-                    self.record.lock().await.rabbit_kills += 1;
+            Fault::KillBroker | Fault::StopBroker => {
+                let mut broker = self.broker.lock().await;
+                if fault == Fault::KillBroker {
+                    eprintln!("  {percent:>2} %: kill -9 {} for {down:?}", self.titles.0);
+                    broker.kill().await?;
+                    self.record.lock().await.broker_kills += 1;
                 } else {
-                    eprintln!("  {percent:>2} %: RabbitMQ stops for {down:?}");
-                    rabbit.stop().await?;
-                    self.record.lock().await.rabbit_stops += 1;
+                    eprintln!("  {percent:>2} %: {} stops for {down:?}", self.titles.0);
+                    broker.stop().await?;
+                    self.record.lock().await.broker_stops += 1;
                 }
                 tokio::time::sleep(down).await;
-                rabbit.restart().await?;
+                broker.restart().await?;
             }
-            Fault::KillPostgres => {
-                eprintln!("  {percent:>2} %: kill -9 PostgreSQL for {down:?}");
-                let mut postgres = self.postgres.lock().await;
-                postgres.kill().await?;
-                self.record.lock().await.postgres_kills += 1;
+            Fault::KillStore => {
+                eprintln!("  {percent:>2} %: kill -9 {} for {down:?}", self.titles.1);
+                let mut store = self.store.lock().await;
+                store.kill().await?;
+                self.record.lock().await.store_kills += 1;
                 tokio::time::sleep(down).await;
-                postgres.restart().await?;
+                store.restart().await?;
             }
         }
         Ok(())
@@ -114,7 +117,7 @@ impl Faults {
     async fn takeover(&self, (since, mut slots): (Instant, Vec<Slot>)) {
         while !slots.is_empty() && since.elapsed() < WATCH_MAX {
             tokio::time::sleep(WATCH_EVERY).await;
-            if self.postgres.try_lock().is_err() {
+            if self.store.try_lock().is_err() {
                 return;
             }
             let Ok(now) = self.ledger.slots().await else { return };

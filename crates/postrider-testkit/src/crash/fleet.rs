@@ -32,8 +32,12 @@ pub(super) struct Places {
     pub postrider: PathBuf,
     /// This program, whose subcommand is the consumer.
     pub crash: PathBuf,
-    pub postgres: String,
-    pub rabbit: String,
+    /// The address of the database.
+    pub store: String,
+    /// The address of the broker.
+    pub broker: String,
+    /// Lines for `[broker]` of the relays, beside the address.
+    pub broker_settings: &'static str,
 }
 
 struct Member {
@@ -195,19 +199,20 @@ pub(super) fn consumer_arguments(
 ) -> Vec<String> {
     let (slots, lease_ms) = (slots.to_string(), options.lease.as_millis().to_string());
     let failing_in = options.failing_in.to_string();
-    [verb, "--group", group, "--slots", &slots, "--lease-ms", &lease_ms]
+    let (store, broker) = (options.store.word(), options.broker.word());
+    [verb, "--group", group, "--slots", &slots, "--lease-ms", &lease_ms, "--failing-in", &failing_in]
         .into_iter()
-        .chain(["--postgres", &places.postgres, "--rabbit", &places.rabbit, "--failing-in", &failing_in])
+        .chain(["--store", &store, "--store-url", &places.store, "--broker", &broker, "--broker-url", &places.broker])
         .map(str::to_owned)
         .collect()
 }
 
 fn relay_config(places: &Places, options: &Options) -> String {
-    let (postgres, rabbit) = (&places.postgres, &places.rabbit);
+    let Places { store, broker, broker_settings, .. } = places;
     let (lanes, lease_ms) = (options.lanes, options.lease.as_millis());
     let open_ms = options.breaker_open.as_millis();
     format!(
-        "[store]\nurl = \"{postgres}\"\n\n[broker]\nurl = \"{rabbit}\"\n\n\
+        "[store]\nurl = \"{store}\"\n\n[broker]\nurl = \"{broker}\"\n{broker_settings}\n\
          [relay]\nlanes = {lanes}\nlease_ms = {lease_ms}\n\n[breaker]\nopen_ms = {open_ms}\n\n\
          [http]\nlisten = \"127.0.0.1:0\"\n\n[log]\nformat = \"json\"\n"
     )

@@ -1,22 +1,25 @@
-//! The crash run: the real binary between a real PostgreSQL and a real RabbitMQ, everything killed at random.
+//! The crash run: the real binary between a real database and a real broker, everything killed at random.
 //!
 //! Producers change accounts and append events in overlapping transactions; two relays and two groups of consumers
 //! carry and apply them. Meanwhile processes, broker and database are killed as the plan says, which the seed
 //! decides. When the producers are done and everything has had time to recover, the [`crate::checker`] compares what was
 //! committed with what was applied.
 
+mod broker;
 mod consumer;
 mod drain;
 mod duplicates;
 mod faults;
 mod fleet;
-mod ledger;
 mod outcome;
 mod plan;
 mod producer;
+mod store;
 
+pub use broker::BrokerKind;
 pub use consumer::{ConsumeOptions, consume, declare};
 pub use outcome::Outcome;
+pub use store::StoreKind;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,16 +27,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use postrider::migrate::Migrate;
-use postrider::store::postgres::PostgresStore;
 use tokio::sync::Mutex;
 use tokio::task::{JoinSet, LocalSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::testbed::{Postgres, RabbitMq, Result};
+use crate::testbed::Result;
 use faults::{Faults, Record};
 use fleet::{Fleet, GROUPS, Places, RELAYS, consumer_arguments};
-use ledger::Ledger;
 use plan::Planned;
 use producer::Production;
 
@@ -59,10 +59,14 @@ pub struct Options {
     pub poison_in: u32,
     /// Of so many applied events, one is published once more; none when 0.
     pub duplicate_in: u32,
-    /// Restarts of RabbitMQ, by `kill -9` and by an orderly stop in turn.
-    pub rabbit_restarts: usize,
-    /// `kill -9` of the whole PostgreSQL.
-    pub postgres_restarts: usize,
+    /// The broker.
+    pub broker: BrokerKind,
+    /// The database.
+    pub store: StoreKind,
+    /// Restarts of the broker, by `kill -9` and by an orderly stop in turn.
+    pub broker_restarts: usize,
+    /// `kill -9` of the whole database server.
+    pub store_restarts: usize,
     /// SIGSTOPs of a relay for twice its lease.
     pub freezes: usize,
     /// Concurrent producers.
@@ -92,8 +96,10 @@ impl Default for Options {
             failing_in: 0,
             poison_in: 0,
             duplicate_in: 0,
-            rabbit_restarts: 3,
-            postgres_restarts: 2,
+            broker: BrokerKind::default(),
+            store: StoreKind::default(),
+            broker_restarts: 3,
+            store_restarts: 2,
             freezes: 1,
             producers: 16,
             keys: 1000,
@@ -116,10 +122,13 @@ fn groups() -> [&'static str; GROUPS.len()] {
 pub async fn run(options: Options) -> Result<Outcome> {
     let started = Instant::now();
     let (faults, places) = set_up(&options).await?;
+    if let Some(note) = options.broker.note() {
+        eprintln!("{note}");
+    }
     eprintln!("set up after {:.1} s; logs in {}", started.elapsed().as_secs_f64(), places.folder.display());
 
     let production = Arc::new(Production {
-        url: places.postgres.clone(),
+        ledger: faults.ledger.clone(),
         keys: options.keys,
         poison_in: options.poison_in,
         target: options.events,
@@ -135,7 +144,8 @@ pub async fn run(options: Options) -> Result<Outcome> {
     for _ in 0..options.producers {
         producers.spawn(producer::produce(production.clone(), rng.fork()));
     }
-    let duplicating = duplicates::start(&options, &places, &faults.ledger, production.stop.child_token())?;
+    let duplicating =
+        duplicates::start(&options, &places, faults.ledger.clone(), production.stop.child_token()).await?;
     let plan = plan::plan(&options, RELAYS, faults.fleet.len());
     let run = Run { options: &options, started, faults: &faults, production: &production };
     let mut problems = Vec::new();
@@ -145,14 +155,17 @@ pub async fn run(options: Options) -> Result<Outcome> {
     }
     production.stop.cancel();
     let rolled_back = producers.join_all().await.concat();
-    let duplicated = duplicating.stop().await;
+    let duplicated = match duplicating {
+        Some(duplicating) => duplicating.stop().await,
+        None => 0,
+    };
     if problems.is_empty() {
         problems.extend(run.drain().await);
     }
     let worked = started.elapsed();
     if !problems.is_empty() {
         problems.push(faults.fleet.logs());
-        let servers = [faults.postgres.lock().await.pid(), faults.rabbit.lock().await.pid()];
+        let servers = [faults.store.lock().await.pid(), faults.broker.lock().await.pid()];
         servers.into_iter().flatten().for_each(|pid| keep_server_logs(pid, &places.folder));
     }
     problems.extend(faults.fleet.stop().await?);
@@ -200,16 +213,16 @@ async fn set_up(options: &Options) -> Result<(Arc<Faults>, Places)> {
         None => std::env::temp_dir().join(crate::testbed::unique("postrider-crash")),
     };
     std::fs::create_dir_all(&folder)?;
-    let (postgres, rabbit) = tokio::try_join!(Postgres::start_private(), RabbitMq::start_private())?;
+    let (store, broker) = tokio::try_join!(store::start(options.store), broker::start(options.broker))?;
     let places = Places {
         folder,
         postrider,
         crash,
-        postgres: postgres.database("crash").await?,
-        rabbit: rabbit.vhost("crash").await?,
+        store: store.url().to_owned(),
+        broker: broker.url().to_owned(),
+        broker_settings: broker.settings(),
     };
-    PostgresStore::connect(&places.postgres).await?.migrate().await?;
-    let ledger = Ledger::create(&places.postgres, options.keys, &groups()).await?;
+    let ledger = store::ledger(options.store, &places.store, options.keys, &groups()).await?;
     for (group, slots) in GROUPS {
         // A process of its own, so that nothing of it stays connected.
         let arguments = consumer_arguments("declare", group, slots, &places, options);
@@ -225,8 +238,9 @@ async fn set_up(options: &Options) -> Result<(Arc<Faults>, Places)> {
     let faults = Faults {
         fleet,
         ledger,
-        postgres: Mutex::new(postgres),
-        rabbit: Mutex::new(rabbit),
+        titles: (options.broker.title(), options.store.title()),
+        store: Mutex::new(store),
+        broker: Mutex::new(broker),
         record: Mutex::new(Record::default()),
     };
     Ok((Arc::new(faults), places))

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Options;
+use super::broker::Outages;
 use super::faults::Record;
 use crate::checker::Report;
 
@@ -61,16 +62,22 @@ impl fmt::Display for Outcome {
         let Options { seed, producers, keys, lanes, lease, breaker_open, .. } = options;
         writeln!(f, "seed {seed}; {producers} producers, {keys} keys, 2 relays with {lanes} lanes, 2 consumer groups")?;
         writeln!(f, "unlike the defaults: relay and consumer lease {lease:?}, breaker open for {breaker_open:?}")?;
+        let (broker, store) = (options.broker.title(), options.store.title());
+        let (killed, stopped) = match options.broker.outages() {
+            Outages::KillAndStop => (
+                format!("{broker} {}, ", record.broker_kills),
+                format!("{broker} stopped and started {}; ", record.broker_stops),
+            ),
+            Outages::Stop => (String::new(), format!("{broker} down and up again {}; ", record.broker_stops)),
+            Outages::None => Default::default(),
+        };
+        if let Some(note) = options.broker.note() {
+            writeln!(f, "{note}")?;
+        }
         writeln!(
             f,
-            "kill -9: relays {}, consumers {}, RabbitMQ {}, PostgreSQL {}; RabbitMQ stopped and started {}; \
-             relay stopped by SIGSTOP {}",
-            record.relay_kills,
-            record.consumer_kills,
-            record.rabbit_kills,
-            record.postgres_kills,
-            record.rabbit_stops,
-            record.freezes
+            "kill -9: relays {}, consumers {}, {killed}{store} {}; {stopped}relay stopped by SIGSTOP {}",
+            record.relay_kills, record.consumer_kills, record.store_kills, record.freezes
         )?;
         if options.poison_in + options.failing_in + options.duplicate_in > 0 {
             let share = |one_in: u32| if one_in == 0 { 0.0 } else { 100.0 / f64::from(one_in) };

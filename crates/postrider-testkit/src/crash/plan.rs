@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Options;
+use super::broker::Outages;
 
 /// What is done to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,12 +12,12 @@ pub(super) enum Fault {
     Kill(usize),
     /// SIGSTOP for the relay that holds the lane, for longer than its lease, then SIGCONT.
     Freeze,
-    /// RabbitMQ's Erlang machine gets `kill -9`.
-    KillRabbit,
-    /// RabbitMQ is shut down in good order.
-    StopRabbit,
-    /// Every process of PostgreSQL gets `kill -9`.
-    KillPostgres,
+    /// The broker's server gets `kill -9`.
+    KillBroker,
+    /// The broker's server is shut down in good order.
+    StopBroker,
+    /// Every process of the database gets `kill -9`.
+    KillStore,
 }
 
 /// A fault of the plan.
@@ -38,10 +39,10 @@ const UNTIL: f64 = 0.92;
 pub(super) fn plan(options: &Options, relays: usize, fleet: usize) -> Vec<Planned> {
     let mut rng = fastrand::Rng::with_seed(options.seed);
     let mut plan = Vec::new();
-    let postgres: Vec<f64> = spread(options.postgres_restarts, &mut rng);
+    let store: Vec<f64> = spread(options.store_restarts, &mut rng);
     for (n, mut at) in spread(options.kills, &mut rng).into_iter().enumerate() {
-        // The first of them fall together with the restarts of PostgreSQL: whoever starts then finds no database.
-        if let Some(&together) = postgres.get(n) {
+        // The first of them fall together with the restarts of the database: whoever starts then finds no database.
+        if let Some(&together) = store.get(n) {
             at = together;
         }
         // Half of them hit relays, although there are fewer.
@@ -51,17 +52,19 @@ pub(super) fn plan(options: &Options, relays: usize, fleet: usize) -> Vec<Planne
     for at in spread(options.consumer_kills, &mut rng) {
         plan.push(Planned { at, fault: Fault::Kill(rng.usize(relays..fleet)), down: down(&mut rng) });
     }
-    for at in postgres {
-        plan.push(Planned { at, fault: Fault::KillPostgres, down: down(&mut rng) });
+    for at in store {
+        plan.push(Planned { at, fault: Fault::KillStore, down: down(&mut rng) });
     }
-    for (n, at) in spread(options.rabbit_restarts, &mut rng).into_iter().enumerate() {
-        let fault = if n % 2 == 0 { Fault::KillRabbit } else { Fault::StopRabbit };
+    let outages = options.broker.outages();
+    let broker_restarts = if outages == Outages::None { 0 } else { options.broker_restarts };
+    for (n, at) in spread(broker_restarts, &mut rng).into_iter().enumerate() {
+        let fault = if n % 2 == 0 && outages == Outages::KillAndStop { Fault::KillBroker } else { Fault::StopBroker };
         plan.push(Planned { at, fault, down: down(&mut rng) });
     }
     for at in spread(options.freezes, &mut rng) {
         plan.push(Planned { at, fault: Fault::Freeze, down: options.lease * 2 });
     }
-    // At the same moment PostgreSQL goes first.
+    // At the same moment the database goes first.
     plan.sort_by(|a, b| a.at.total_cmp(&b.at).then_with(|| rank(a.fault).cmp(&rank(b.fault))));
     plan
 }
@@ -76,11 +79,12 @@ fn down(rng: &mut fastrand::Rng) -> Duration {
 }
 
 fn rank(fault: Fault) -> u8 {
-    u8::from(fault != Fault::KillPostgres)
+    u8::from(fault != Fault::KillStore)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::BrokerKind;
     use super::*;
 
     #[test]
@@ -92,14 +96,21 @@ mod tests {
     }
 
     #[test]
+    fn a_broker_without_a_server_is_left_alone() {
+        let options = Options { seed: 1, broker: BrokerKind::Embedded, ..Options::default() };
+        let is_brokers = |planned: &Planned| matches!(planned.fault, Fault::KillBroker | Fault::StopBroker);
+        assert!(!plan(&options, 2, 6).iter().any(is_brokers));
+    }
+
+    #[test]
     fn all_faults_are_planned_inside_the_run() {
         let options = Options { seed: 1, ..Options::default() };
         let plan = plan(&options, 2, 6);
         let count = |is: fn(Fault) -> bool| plan.iter().filter(|planned| is(planned.fault)).count();
         assert_eq!(count(|fault| matches!(fault, Fault::Kill(_))), options.kills);
-        assert_eq!(count(|fault| fault == Fault::KillPostgres), options.postgres_restarts);
-        assert_eq!(count(|fault| matches!(fault, Fault::KillRabbit | Fault::StopRabbit)), options.rabbit_restarts);
-        assert_eq!(count(|fault| fault == Fault::StopRabbit), options.rabbit_restarts / 2);
+        assert_eq!(count(|fault| fault == Fault::KillStore), options.store_restarts);
+        assert_eq!(count(|fault| matches!(fault, Fault::KillBroker | Fault::StopBroker)), options.broker_restarts);
+        assert_eq!(count(|fault| fault == Fault::StopBroker), options.broker_restarts / 2);
         assert_eq!(count(|fault| fault == Fault::Freeze), 1);
         assert!(plan.iter().all(|planned| (FROM..=UNTIL).contains(&planned.at)));
         assert!(plan.windows(2).all(|pair| pair[0].at <= pair[1].at));

@@ -2,16 +2,21 @@
 //!
 //! Two ways to a server:
 //!
-//! - [`postgres()`], [`rabbitmq()`] and [`redis()`] give the shared servers of a test run. cargo-nextest runs every test in a process
+//! - [`postgres()`], [`mariadb()`], [`rabbitmq()`], [`redis()`] and [`nats()`] give the shared servers of a test run. cargo-nextest runs every test in a process
 //!   of its own, so the servers are started once, by `testbed run -- <command>` (that is what `make test` does), and
 //!   reach the tests through environment variables. A test takes a fresh database or virtual host of its own.
 //! - [`Postgres::start_private`], [`RabbitMq::start_private`] and [`Redis::start_private`] start a server that only the
 //!   caller knows, to be killed, stopped and restarted.
 //!
+//! [`Kafka::start`] is a mock inside the process, unless the environment names a cluster.
+//!
 //! Nothing outlives the process that started it, whatever ends that process: see `guard.rs`.
 
 mod api;
 mod guard;
+mod kafka;
+mod mariadb;
+mod nats;
 mod port;
 mod postgres;
 mod process;
@@ -21,6 +26,9 @@ mod redis;
 mod url;
 
 pub use guard::clean_up;
+pub use kafka::{Kafka, response};
+pub use mariadb::MariaDb;
+pub use nats::Nats;
 pub use port::free_port;
 pub use postgres::{Postgres, PostgresOptions};
 pub use process::{Process, Signal, children, cpu, is_running, rss_bytes, signal, tree_cpu};
@@ -50,6 +58,13 @@ pub const RABBITMQ_API_VAR: &str = "POSTRIDER_TEST_RABBITMQ_API";
 
 /// A `redis://` address of an existing server to use instead of a private one.
 pub const REDIS_VAR: &str = "POSTRIDER_TEST_REDIS";
+
+/// `host:port` of an existing Kafka cluster to use instead of the mock. Topics are created on it and stay there.
+pub const KAFKA_VAR: &str = "POSTRIDER_TEST_KAFKA";
+/// A `mysql://` address of an existing MariaDB or MySQL to use instead of a private one.
+pub const MYSQL_VAR: &str = "POSTRIDER_TEST_MYSQL";
+/// A `nats://` address of an existing server with JetStream to use instead of a private one.
+pub const NATS_VAR: &str = "POSTRIDER_TEST_NATS";
 
 /// How long a server may take until it serves. RabbitMQ needs 5 to 10 s on two busy cores.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -91,6 +106,28 @@ pub async fn redis() -> Redis {
     match Redis::from_env() {
         Some(server) => server,
         None => panic!("{}", how_to_run(REDIS_VAR, "a Redis server")),
+    }
+}
+
+/// The shared MariaDB of this test run.
+///
+/// # Panics
+/// When there is none.
+pub async fn mariadb() -> MariaDb {
+    match MariaDb::from_env() {
+        Some(server) => server,
+        None => panic!("{}", how_to_run(MYSQL_VAR, "a MariaDB or MySQL server")),
+    }
+}
+
+/// The shared NATS of this test run.
+///
+/// # Panics
+/// When there is none.
+pub async fn nats() -> Nats {
+    match Nats::from_env() {
+        Some(server) => server,
+        None => panic!("{}", how_to_run(NATS_VAR, "a NATS server with JetStream")),
     }
 }
 

@@ -35,7 +35,7 @@ impl Redis {
         }
     }
 
-    /// A private server that writes everything down (`appendonly`), whatever the environment says.
+    /// A private server that writes everything to disk before it confirms, whatever the environment says.
     pub async fn start_private() -> Result<Redis> {
         let folder = guard::folder("redis")?;
         let mut server = Server { program: find_program()?, folder, port: free_port()?, process: None };
@@ -52,6 +52,12 @@ impl Redis {
     /// The address of its first database.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// The process id of the server.
+    pub fn pid(&self) -> Result<u32> {
+        let process = self.server.as_ref().and_then(|server| server.process.as_ref());
+        process.map(Process::pid).ok_or_else(|| "Redis does not run here".into())
     }
 
     /// The crash: SIGKILL. Returns when the server is gone; its files stay.
@@ -103,6 +109,7 @@ impl Server {
         let mut command = Command::new(&self.program);
         command
             .args(["--bind", "127.0.0.1", "--port", &self.port.to_string(), "--appendonly", "yes", "--save", ""])
+            .args(["--appendfsync", "always"])
             .arg("--dir")
             .arg(&self.folder)
             .current_dir(&self.folder)

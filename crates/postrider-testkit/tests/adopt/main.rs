@@ -4,5 +4,6 @@
 
 mod bed;
 mod mistakes;
+mod mysql;
 mod order;
 mod schemas;

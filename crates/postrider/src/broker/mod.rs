@@ -17,11 +17,20 @@ use crate::handler::{ConsumerSpec, Place};
 use crate::inbox::{Body, Failed};
 use crate::lease::Lease;
 
+mod aside;
 pub mod cloudevents;
 pub mod embedded;
+#[cfg(feature = "kafka")]
+pub mod kafka;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbitmq;
+#[cfg(feature = "redis")]
+pub mod redis;
 pub mod topic;
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod window;
 
 /// How a broker treats the events of one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

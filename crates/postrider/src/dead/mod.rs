@@ -213,11 +213,11 @@ pub trait DeadLetters: Send + Sync {
 }
 
 /// How many numbers of a discard stand in the audit table; the rest is counted.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 const AUDITED_MAX: usize = 1000;
 
 /// What the audit table says of a discard.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(crate) fn discarded(ids: &[i64], reason: &str) -> Value {
     serde_json::json!({ "count": ids.len(), "reason": reason, "ids": &ids[..ids.len().min(AUDITED_MAX)] })
 }

@@ -69,7 +69,8 @@ impl<H: RemoteHandler + ?Sized> RemoteHandler for Arc<H> {
 /// Where a broker keeps what a consumer could not apply, for whoever watches the broker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Place {
-    /// Where people look for it on this broker: the queues `<consumer>_error` and `<consumer>_skipped` on RabbitMQ.
+    /// Where people look for it on this broker: the queues `<consumer>_error` and `<consumer>_skipped` on RabbitMQ, the
+    /// topics `<topic>.dlq` and `<topic>.skipped` on Kafka.
     #[default]
     Usual,
     /// Under this name.

@@ -1,28 +1,21 @@
 //! What could make Redis forget what was done.
 
-use super::link::Link;
 use crate::doctor::Finding;
-use crate::error::{Kind, Result};
+use crate::error::Result;
+use crate::redis_server::{Info, Link};
 
 /// The first version that redis-rs and our scripts are meant for.
 const MAJOR_MIN: u32 = 6;
 
 pub(super) async fn inspect(link: &Link) -> Result<Vec<Finding>> {
-    let mut findings = vec![];
-    // One command that every Redis and most hosted ones allow, unlike CONFIG.
-    let info: Result<String> = link.call(async |connection| redis::cmd("INFO").query_async(connection).await).await;
-    let info = match info {
-        Err(error) if error.kind() == Kind::Denied => {
-            findings.push(Finding::warning(
-                "redis.settings",
-                format!("{error}: eviction and persistence are unknown"),
-                "allow INFO to the user (ACL: +info), or look at maxmemory-policy and appendonly by other means",
-            ));
-            return Ok(findings);
-        }
-        info => info?,
+    let Some(info) = Info::read(link).await? else {
+        return Ok(vec![Finding::warning(
+            "redis.settings",
+            format!("Redis at {} does not let this user ask: eviction and persistence are unknown", link.shown),
+            "allow INFO to the user (ACL: +info), or look at maxmemory-policy and appendonly by other means",
+        )]);
     };
-    findings.push(Finding::ok("redis.connection", format!("connected to {}", link.shown)));
+    let mut findings = vec![Finding::ok("redis.connection", format!("connected to {}", link.shown))];
     findings.extend(settings(&info));
     if link.is_plaintext_over_network() {
         findings.push(Finding::warning(
@@ -34,28 +27,13 @@ pub(super) async fn inspect(link: &Link) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-fn settings(info: &str) -> Vec<Finding> {
-    let value = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
-    let mut findings = Vec::new();
-
-    let version = value("redis_version").unwrap_or("unknown");
-    let major = version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0u32);
-    findings.push(if major >= MAJOR_MIN {
-        Finding::ok("redis.version", version)
-    } else {
-        Finding::warning("redis.version", format!("{version} is too old"), "upgrade to Redis 6 or newer")
-    });
-    if value("role") == Some("slave") {
-        let found = "a replica, which accepts no writes";
-        findings.push(Finding::error("redis.writable", found, "connect to the primary"));
-    }
-
-    let policy = value("maxmemory_policy").unwrap_or("unknown");
-    let has_limit = value("maxmemory").is_none_or(|bytes| bytes != "0");
+fn settings(info: &Info) -> Vec<Finding> {
+    let mut findings = info.basics(MAJOR_MIN);
+    let policy = info.eviction();
     let remedy = "set maxmemory-policy noeviction in redis.conf, or use another Redis than the cache";
     findings.push(match policy {
         "noeviction" => Finding::ok("redis.eviction", policy),
-        _ if has_limit => Finding::error(
+        _ if info.has_memory_limit() => Finding::error(
             "redis.eviction",
             format!("{policy}: when memory is full, Redis forgets what was done and effects happen twice"),
             remedy,
@@ -63,7 +41,7 @@ fn settings(info: &str) -> Vec<Finding> {
         _ => Finding::warning("redis.eviction", format!("{policy}, without effect while maxmemory is 0"), remedy),
     });
 
-    findings.push(if value("aof_enabled") == Some("1") {
+    findings.push(if info.has_append_only_file() {
         Finding::ok("redis.persistence", "appendonly")
     } else {
         Finding::warning(
@@ -81,7 +59,7 @@ mod tests {
     use crate::doctor::Severity::{self, Error, Ok, Warning};
 
     fn severities(info: &str) -> Vec<(String, Severity)> {
-        settings(info).into_iter().map(|finding| (finding.check, finding.severity)).collect()
+        settings(&Info::of(info)).into_iter().map(|finding| (finding.check, finding.severity)).collect()
     }
 
     fn named(expected: &[(&str, Severity)]) -> Vec<(String, Severity)> {
@@ -100,7 +78,7 @@ mod tests {
             "redis_version:5.0.1\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\naof_enabled:0\r\nrole:slave\r\n";
         assert_eq!(
             severities(bad),
-            named(&[("version", Warning), ("writable", Error), ("eviction", Ok), ("persistence", Warning)])
+            named(&[("version", Error), ("writable", Error), ("eviction", Ok), ("persistence", Warning)])
         );
         assert_eq!(severities("")[1].1, Error, "what is not known is not trusted");
     }

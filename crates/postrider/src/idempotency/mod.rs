@@ -23,17 +23,14 @@ use uuid::Uuid;
 
 use crate::doctor::Finding;
 use crate::error::{Error, Kind, Result};
+use crate::redis_server::Link;
 
-mod error;
 mod handler;
 mod inspect;
-mod link;
 mod settings;
 
 pub use handler::Idempotent;
 pub use settings::RedisSettings;
-
-use link::Link;
 
 /// What is there, or else our claim.
 const BEGIN: &str = "\

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use redis::{Client, ConnectionAddr};
+use redis::Client;
 
 use crate::error::{Error, Kind, Result};
+use crate::redis_server;
 
 /// The settings of [`super::RedisIdempotency`].
 #[derive(Clone)]
@@ -47,17 +48,7 @@ impl RedisSettings {
         if self.ttl < self.claim {
             return wrong("ttl must not be shorter than claim");
         }
-        // The parser's error may quote the URL and with it the password, so it is not kept.
-        let client = Client::open(self.url.as_str()).map_err(|_| {
-            Error::new(Kind::Config, "the Redis URL cannot be read")
-                .with_remedy("write it as redis://user:password@host:port/db, special characters percent-encoded")
-        })?;
-        if matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
-            // The driver takes the process's default. Without one, or with several to choose from, it would panic; an
-            // error here means that there is one by now.
-            let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        }
-        Ok(client)
+        redis_server::client(&self.url)
     }
 }
 

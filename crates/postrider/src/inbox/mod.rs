@@ -35,7 +35,7 @@ pub enum Admission {
 
 impl Admission {
     /// Of an event that was not admitted, by the fingerprint beside its inbox row. Without a row it must wait.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     pub(crate) fn of_row(event: &Event, fingerprint: Option<Option<i64>>) -> Self {
         match fingerprint {
             None => Admission::Behind,
@@ -246,7 +246,7 @@ pub enum Message {
 
 impl Message {
     /// From the columns of a dead letter.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     pub(crate) fn of_columns(envelope: Option<&str>, headers: Option<&str>, payload: Vec<u8>) -> Result<Self> {
         match envelope {
             Some(envelope) => Ok(Message::Event(Box::new(Event::of_envelope(envelope, payload)?))),

@@ -16,7 +16,7 @@ use crate::lease::Lease;
 ///
 /// On PostgreSQL a position is a pair of snapshots: everything visible in `done` was handled, and of what is visible
 /// in `target` (when a large window is read in pages) everything up to `last_id`. On SQLite ids are in commit order,
-/// so `last_id` says it all.
+/// so `last_id` says it all. On MySQL it is the number of a page that the lane has handed out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Position {
     pub(crate) done: String,

@@ -1,6 +1,6 @@
 //! Stores: outbox, inbox, leases and the embedded broker's log, in a database.
 //!
-//! Both folders have the same files: `migrations/`, `migrate.rs`, `lease.rs`, `outbox.rs`, `source.rs`, `queue.rs`,
+//! All folders have the same files: `migrations/`, `migrate.rs`, `lease.rs`, `outbox.rs`, `source.rs`, `queue.rs`,
 //! `inbox.rs`, `newest.rs`, `retries.rs`, `failed.rs`, `dead.rs`, `upkeep.rs`, `doctor.rs`, `error.rs`. All SQL is here.
 
 use std::sync::Arc;
@@ -24,6 +24,8 @@ use crate::source::Source;
 use crate::trigger::Triggers;
 use crate::upkeep::Upkeep;
 
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "sqlite")]
@@ -68,7 +70,7 @@ pub trait Store: DeadLetters + Leases + Migrate + OutboxStore + Queue + Upkeep {
 }
 
 /// A value for a column of JSON. Structures of texts always become JSON.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

@@ -15,13 +15,9 @@ use super::link::Link;
 use super::message::{self, PERSISTENT};
 use super::settings::{Address, RabbitMqSettings};
 use super::topology::Topology;
-use crate::broker::{Aside, AsideKind};
+use crate::broker::Aside;
 use crate::error::{Error, Kind, Result};
-use crate::handler::Place;
 use crate::inbox::Body;
-
-/// Longer texts do not help, and headers must fit into one frame.
-const TEXT_CHARS_MAX: usize = 4_000;
 
 /// Shown in RabbitMQ's list of connections.
 const NAME: &str = "postrider set aside";
@@ -46,7 +42,7 @@ impl Places {
     }
 
     pub async fn set_aside(&self, aside: &Aside<'_>) -> Result<()> {
-        let Some(queue) = queue_of(aside) else { return Ok(()) };
+        let Some(queue) = aside.place_name() else { return Ok(()) };
         let mut guard = self.open.lock().await;
         // What fails leaves nothing behind: the next one begins anew.
         let mut open = match guard.take().filter(|open| open.channel.status().connected()) {
@@ -94,15 +90,6 @@ impl Places {
     }
 }
 
-fn queue_of(aside: &Aside<'_>) -> Option<String> {
-    match (aside.place, aside.kind) {
-        (Place::Nowhere, _) => None,
-        (Place::Named(name), _) => Some(name.clone()),
-        (Place::Usual, AsideKind::Dead) => Some(format!("{}_error", aside.consumer)),
-        (Place::Usual, AsideKind::Skipped) => Some(format!("{}_skipped", aside.consumer)),
-    }
-}
-
 /// The message as it came, and the reason beside it.
 fn properties(aside: &Aside<'_>) -> BasicProperties {
     let mut properties = match aside.message {
@@ -110,24 +97,8 @@ fn properties(aside: &Aside<'_>) -> BasicProperties {
         Body::Raw(raw) => message::raw_properties(raw),
     };
     let mut headers: FieldTable = properties.headers().clone().unwrap_or_default();
-    let mut put = |name: &str, value: &str| {
-        let value: String = value.chars().take(TEXT_CHARS_MAX).collect();
+    for (name, value) in aside.reason() {
         headers.insert(name.into(), AMQPValue::LongString(value.into()));
-    };
-    put("postrider-consumer", aside.consumer);
-    put("postrider-reason", if aside.kind == AsideKind::Dead { "dead" } else { "skipped" });
-    put("postrider-error-type", &aside.failed.error_type);
-    put("postrider-error", &aside.failed.error);
-    if !aside.failed.causes.is_empty() {
-        put("postrider-causes", &aside.failed.causes.join("; "));
-    }
-    put("postrider-attempts", &aside.attempts.to_string());
-    if let Some(origin) = aside.origin {
-        put("postrider-exchange", &origin.exchange);
-        put("postrider-routing-key", &origin.topic);
-        put("postrider-queue", &origin.queue);
-    } else if let Body::Event(event) = aside.message {
-        put("postrider-routing-key", event.topic());
     }
     properties = properties.with_headers(headers).with_delivery_mode(PERSISTENT);
     properties
@@ -136,8 +107,9 @@ fn properties(aside: &Aside<'_>) -> BasicProperties {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::broker::Origin;
+    use crate::broker::{AsideKind, Origin};
     use crate::event::Event;
+    use crate::handler::Place;
     use crate::inbox::Failed;
 
     #[test]
@@ -155,20 +127,20 @@ mod tests {
             attempts: 4,
             origin: Some(&origin),
         };
-        assert_eq!(queue_of(&aside).as_deref(), Some("c_error"));
+        assert_eq!(aside.place_name().as_deref(), Some("c_error"));
         let properties = properties(&aside);
         let back = message::event("orders.paid".into(), &properties, b"x".to_vec()).unwrap();
         assert_eq!((back.id(), back.kind(), back.key()), (event.id(), "order.paid", Some("o-1")));
-        assert_eq!(back.headers()["postrider-error"].chars().count(), TEXT_CHARS_MAX);
+        assert_eq!(back.headers()["postrider-error"].chars().count(), 4_000);
         assert_eq!(back.headers()["postrider-attempts"], "4");
         assert_eq!(back.headers()["postrider-causes"], "disk");
 
         aside.kind = AsideKind::Skipped;
-        assert_eq!(queue_of(&aside).as_deref(), Some("c_skipped"));
+        assert_eq!(aside.place_name().as_deref(), Some("c_skipped"));
         let named = Place::Named("analytics.errors".to_owned());
         aside.place = &named;
-        assert_eq!(queue_of(&aside).as_deref(), Some("analytics.errors"));
+        assert_eq!(aside.place_name().as_deref(), Some("analytics.errors"));
         aside.place = &Place::Nowhere;
-        assert_eq!(queue_of(&aside), None);
+        assert_eq!(aside.place_name(), None);
     }
 }

@@ -92,12 +92,14 @@ impl AdoptedTable for Table {
             .fetch_all(&mut *tx)
             .await
             .map_err(changed)?;
-        let ids: Vec<String> = candidates.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(changed)?;
+        let ids: Vec<String> =
+            candidates.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(changed)?;
         if ids.is_empty() {
             return Ok(Box::new(Locked { tx, rows: Vec::new(), sql: self.sql.clone() }));
         }
         let query = sqlx::query(AssertSqlSafe(self.sql.lock(ids.len())));
-        let found = bind_ids(&self.sql, query, ids.iter().map(String::as_str)).fetch_all(&mut *tx).await.map_err(changed)?;
+        let found =
+            bind_ids(&self.sql, query, ids.iter().map(String::as_str)).fetch_all(&mut *tx).await.map_err(changed)?;
         let mut rows = Vec::with_capacity(found.len());
         for row in &found {
             rows.push(read_row(&self.sql.mapping, row).map_err(changed)?);
@@ -119,7 +121,10 @@ impl AdoptedTable for Table {
         let Some(free) = self.sql.free(ids.len()).filter(|_| !ids.is_empty()) else {
             return tx.rollback().await.map(|()| 0).map_err(changed);
         };
-        let freed = bind_ids(&self.sql, sqlx::query(AssertSqlSafe(free)), ids.iter().map(String::as_str)).execute(&mut *tx).await.map_err(changed)?;
+        let freed = bind_ids(&self.sql, sqlx::query(AssertSqlSafe(free)), ids.iter().map(String::as_str))
+            .execute(&mut *tx)
+            .await
+            .map_err(changed)?;
         tx.commit().await.map_err(changed)?;
         Ok(freed.rows_affected())
     }
@@ -155,13 +160,13 @@ impl AdoptedTable for Table {
             )]);
         };
         let mut findings = check(mapping, &info, true);
-        if let Some(sql) = self.sql.unknown_state() {
-            if let Ok(rows) = sqlx::query(AssertSqlSafe(sql)).fetch_all(&self.own).await {
-                for row in &rows {
-                    let word: String = row.try_get(0).map_err(changed)?;
-                    let rows: i64 = row.try_get(1).map_err(changed)?;
-                    findings.push(unknown_word(&name, &word, rows));
-                }
+        if let Some(sql) = self.sql.unknown_state()
+            && let Ok(rows) = sqlx::query(AssertSqlSafe(sql)).fetch_all(&self.own).await
+        {
+            for row in &rows {
+                let word: String = row.try_get(0).map_err(changed)?;
+                let rows: i64 = row.try_get(1).map_err(changed)?;
+                findings.push(unknown_word(&name, &word, rows));
             }
         }
         Ok(findings)
@@ -184,8 +189,12 @@ impl Table {
     /// Ids of locked rows that must wait for an earlier one of their key.
     async fn behind(&self, tx: &mut MySqlConnection, rows: &[AdoptedRow]) -> Result<Vec<String>> {
         let (Some(sql), Some(last)) = (self.sql.behind(rows.len()), rows.last()) else { return Ok(Vec::new()) };
-        let ids: Vec<&str> = rows.iter().map(|row| row.id.as_str()).collect();
-        let found = sqlx::query(AssertSqlSafe(sql)).bind(&last.id).bind(ids).fetch_all(tx).await.map_err(changed)?;
+        let ids = || rows.iter().map(|row| row.id.as_str());
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for _ in 0..self.sql.behind_parts() {
+            query = bind_ids(&self.sql, query, std::iter::once(last.id.as_str()).chain(ids()));
+        }
+        let found = bind_ids(&self.sql, query, ids()).fetch_all(tx).await.map_err(changed)?;
         found.iter().map(|row| row.try_get(0).map_err(changed)).collect()
     }
 }
@@ -221,10 +230,8 @@ impl LockedRows for Locked {
         }
         if !published.is_empty() {
             let query = sqlx::query(AssertSqlSafe(self.sql.publish(published.len())));
-            let marked = bind_ids(&self.sql, query, published.iter().copied())
-                .execute(&mut *self.tx)
-                .await
-                .map_err(changed)?;
+            let marked =
+                bind_ids(&self.sql, query, published.iter().copied()).execute(&mut *self.tx).await.map_err(changed)?;
             if marked.rows_affected() != published.len() as u64 {
                 let (marked, all) = (marked.rows_affected(), published.len());
                 return Err(Error::new(

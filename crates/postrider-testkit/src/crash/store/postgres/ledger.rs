@@ -1,17 +1,17 @@
-//! The tables of the run, in the database that is being crashed: what producers committed, what consumers did.
+//! The tables of the run.
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{PgPool, Row};
+use sqlx::{Connection as _, PgConnection, PgPool, Row};
 use uuid::Uuid;
 
+use super::super::{Applied, Ledger, Slot, Teller};
+use super::teller::PostgresTeller;
 use crate::checker::{Committed, DeadLetter, Effect, History};
 use crate::testbed::Result;
 
-/// `account` gives each event its version and makes producers wait for each other on a key; `ledger` is the truth of
-/// what was committed. `head` is locked by whoever applies an event of a key and remembers the version that it found.
-/// `effect` has no unique key on purpose: a double effect must be seen, not prevented.
 const TABLES: &str = "
 CREATE SCHEMA crash;
 CREATE TABLE crash.account (key text PRIMARY KEY, version bigint NOT NULL DEFAULT 0) WITH (fillfactor = 50);
@@ -23,12 +23,6 @@ CREATE TABLE crash.effect (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, 
     event_id uuid NOT NULL, key text NOT NULL, version bigint NOT NULL, previous bigint NOT NULL);
 ";
 
-/// The effect of an event. The row of `head` stays locked until the commit, so that `seq` rises in the order of the
-/// effects of a key.
-pub(super) const APPLY: &str = "WITH h AS ( \
-       UPDATE crash.head SET previous = version, version = $4 WHERE consumer = $1 AND key = $3 RETURNING previous \
-     ) INSERT INTO crash.effect (consumer, event_id, key, version, previous) SELECT $1, $2, $3, $4, previous FROM h";
-
 /// Every event that this consumer should have applied and has not, with what Postrider knows of it.
 const MISSING: &str = "SELECT l.event_id, l.key, l.version, s.status, s.attempts, s.last_error, \
        EXISTS (SELECT 1 FROM postrider.inbox i WHERE i.consumer = $1 AND i.message_id = l.event_id) \
@@ -36,30 +30,14 @@ const MISSING: &str = "SELECT l.event_id, l.key, l.version, s.status, s.attempts
      WHERE NOT EXISTS (SELECT 1 FROM crash.effect e WHERE e.consumer = $1 AND e.event_id = l.event_id) \
      ORDER BY l.key, l.version LIMIT 10";
 
-/// A slot of a lease group, as the database sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Slot {
-    pub group: String,
-    pub slot: i32,
-    pub owner: String,
-    pub epoch: i64,
-}
-
-impl Slot {
-    /// The process that holds it: an owner is called host, process id and a random part.
-    pub(super) fn pid(&self) -> Option<u32> {
-        self.owner.rsplit('-').nth(1)?.parse().ok()
-    }
-}
-
 /// The run's own view of the database.
-#[derive(Clone)]
-pub(super) struct Ledger {
+pub(in super::super) struct PostgresLedger {
+    url: String,
     pool: PgPool,
 }
 
-impl Ledger {
-    pub(super) async fn create(url: &str, keys: usize, consumers: &[&str]) -> Result<Ledger> {
+impl PostgresLedger {
+    pub(in super::super) async fn create(url: &str, keys: usize, consumers: &[&str]) -> Result<PostgresLedger> {
         // While the database is away, whoever asks is told so at once and asks again.
         let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(Duration::from_secs(2)).connect(url).await?;
         sqlx::raw_sql(TABLES).execute(&pool).await?;
@@ -71,30 +49,29 @@ impl Ledger {
             .bind(consumers)
             .execute(&pool)
             .await?;
-        Ok(Ledger { pool })
+        Ok(PostgresLedger { url: url.to_owned(), pool })
     }
+}
 
-    /// About how many effects there are: rolled back ones leave gaps in the sequence.
-    pub(super) async fn effects_about(&self) -> Result<u64> {
+#[async_trait]
+impl Ledger for PostgresLedger {
+    async fn effects_about(&self) -> Result<u64> {
         let last: Option<i64> = sqlx::query_scalar("SELECT max(seq) FROM crash.effect").fetch_one(&self.pool).await?;
         Ok(last.unwrap_or(0) as u64)
     }
 
-    /// How many events were committed.
-    pub(super) async fn committed(&self) -> Result<u64> {
+    async fn committed(&self) -> Result<u64> {
         let count: i64 = sqlx::query_scalar("SELECT count(*) FROM crash.ledger").fetch_one(&self.pool).await?;
         Ok(count as u64)
     }
 
-    /// Events that were applied after the effect with this number: number, id, key, version.
-    pub(super) async fn applied_after(&self, seq: i64, limit: i64) -> Result<Vec<(i64, Uuid, String, i64)>> {
+    async fn applied_after(&self, seq: i64, limit: i64) -> Result<Vec<Applied>> {
         let query =
             sqlx::query_as("SELECT seq, event_id, key, version FROM crash.effect WHERE seq > $1 ORDER BY seq LIMIT $2");
         Ok(query.bind(seq).bind(limit).fetch_all(&self.pool).await?)
     }
 
-    /// Poison that is no dead letter, and dead letters that are no poison.
-    pub(super) async fn misjudged(&self, consumers: &[&str]) -> Result<Vec<String>> {
+    async fn misjudged(&self, consumers: &[&str]) -> Result<Vec<String>> {
         let lines = sqlx::query_scalar(
             "SELECT format('%s: event %s is poison and no dead letter', c, l.event_id) \
              FROM unnest($1::text[]) c, crash.ledger l WHERE l.is_poison AND NOT EXISTS \
@@ -109,8 +86,7 @@ impl Ledger {
         Ok(lines)
     }
 
-    /// How many different events a consumer has applied or given up.
-    pub(super) async fn applied(&self, consumer: &str) -> Result<u64> {
+    async fn applied(&self, consumer: &str) -> Result<u64> {
         let count: i64 = sqlx::query_scalar(
             "SELECT (SELECT count(DISTINCT event_id) FROM crash.effect WHERE consumer = $1) \
              + (SELECT count(*) FROM postrider.dead_letter WHERE consumer = $1)",
@@ -121,16 +97,25 @@ impl Ledger {
         Ok(count as u64)
     }
 
-    /// How many events the relay has not settled as published.
-    pub(super) async fn backlog(&self) -> Result<u64> {
+    async fn backlog(&self) -> Result<u64> {
         let count: i64 = sqlx::query_scalar("SELECT count(*) FROM postrider.outbox_status WHERE status <> 'published'")
             .fetch_one(&self.pool)
             .await?;
         Ok(count as u64)
     }
 
-    /// Who holds what.
-    pub(super) async fn slots(&self) -> Result<Vec<Slot>> {
+    async fn unread(&self) -> Result<Vec<String>> {
+        let lines = sqlx::query_scalar(
+            "SELECT format('%s slot %s is at offset %s, with %s messages after it', c.consumer, c.slot, c.\"offset\", count(*)) \
+             FROM postrider.cursor c JOIN postrider.message m ON m.\"offset\" > c.\"offset\" AND m.hash % c.slots = c.slot \
+             GROUP BY c.consumer, c.slot, c.\"offset\"",
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(lines)
+    }
+
+    async fn slots(&self) -> Result<Vec<Slot>> {
         let rows =
             sqlx::query("SELECT group_name, slot, owner, epoch FROM postrider.lease WHERE slot >= 0 ORDER BY 1, 2")
                 .fetch_all(&self.pool)
@@ -147,8 +132,7 @@ impl Ledger {
             .collect()
     }
 
-    /// Some of the events that a consumer is missing, in words.
-    pub(super) async fn missing(&self, consumer: &str) -> Result<Vec<String>> {
+    async fn missing(&self, consumer: &str) -> Result<Vec<String>> {
         let rows = sqlx::query(MISSING).bind(consumer).fetch_all(&self.pool).await?;
         let mut lines = Vec::new();
         for row in &rows {
@@ -167,8 +151,7 @@ impl Ledger {
         Ok(lines)
     }
 
-    /// The lanes' positions and leases, for a person who wonders why nothing moves.
-    pub(super) async fn relay_state(&self) -> Result<Vec<String>> {
+    async fn relay_state(&self) -> Result<Vec<String>> {
         let lines = sqlx::query_scalar(
             "SELECT format('lane %s: epoch %s, done %s, target %s, last_id %s, settled %s ago', lane, epoch, done, target, \
                last_id, clock_timestamp() - settled_at) FROM postrider.lane \
@@ -184,8 +167,7 @@ impl Ledger {
         Ok(lines)
     }
 
-    /// Everything that the database knows of the run.
-    pub(super) async fn history(&self, consumers: &[&str], rolled_back: Vec<Uuid>) -> Result<History> {
+    async fn history(&self, consumers: &[&str], rolled_back: Vec<Uuid>) -> Result<History> {
         let committed = sqlx::query_as::<_, (Uuid, String, i64)>("SELECT event_id, key, version FROM crash.ledger")
             .fetch_all(&self.pool)
             .await?
@@ -209,16 +191,8 @@ impl Ledger {
         let consumers = consumers.iter().map(|&consumer| consumer.to_owned()).collect();
         Ok(History { consumers, committed, rolled_back, effects, dead })
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_holder_of_a_slot_is_found_by_its_name() {
-        let slot = |owner: &str| Slot { group: "relay/default".into(), slot: 0, owner: owner.into(), epoch: 1 };
-        assert_eq!(slot("web-1-4711-0a1b2c").pid(), Some(4711));
-        assert_eq!(slot("me").pid(), None);
+    async fn teller(&self) -> Result<Box<dyn Teller>> {
+        Ok(Box::new(PostgresTeller(PgConnection::connect(&self.url).await?)))
     }
 }

@@ -44,7 +44,7 @@ fn of_code(shown: &str, error: &RedisError) -> Error {
         "MISCONF" => Error::new(Kind::DiskFull, format!("Redis at {shown} cannot write its data to disk"))
             .with_remedy("look at Redis's log, and at the free space of its disk; nothing is lost meanwhile"),
         "NOREPLICAS" => Error::new(Kind::Unavailable, format!("Redis at {shown} misses its replicas")),
-        "WRONGTYPE" => Error::new(Kind::Corrupt, "its key in Redis is not a text")
+        "WRONGTYPE" => Error::new(Kind::Corrupt, "a key in Redis has another type than ours")
             .with_remedy("find out who else uses keys with this prefix"),
         _ => Error::new(Kind::Other, format!("Redis at {shown} failed")),
     }
@@ -59,7 +59,6 @@ fn code(error: &RedisError) -> &str {
 }
 
 fn denied(shown: &str) -> Error {
-    Error::new(Kind::Denied, format!("Redis at {shown} does not let this user in, or not do this")).with_remedy(
-        "correct the user and the password, or the user's rights (ACL: +get +set +del +evalsha +script|load)",
-    )
+    Error::new(Kind::Denied, format!("Redis at {shown} does not let this user in, or not do this"))
+        .with_remedy("correct the user and the password, or the user's rights: the guide lists them (ACL SETUSER)")
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 ///
 /// redis-rs has a connection manager, but it never connects again after an error other than of input and output, such as
 /// a password that is corrected later.
-pub(super) struct Link {
+pub(crate) struct Link {
     client: Client,
     config: AsyncConnectionConfig,
     state: Mutex<State>,
@@ -72,6 +72,18 @@ impl Link {
                 Err(classify(&self.shown, error))
             }
         }
+    }
+
+    /// A connection of one's own, for commands that wait in Redis. Whoever has it bounds them.
+    pub async fn dedicated(&self, response: Duration) -> Result<MultiplexedConnection> {
+        let config = self.config.clone().set_response_timeout(Some(response));
+        let connecting = self.client.get_multiplexed_async_connection_with_config(&config).await;
+        connecting.map_err(|error| classify(&self.shown, error))
+    }
+
+    /// The error of a call over such a connection.
+    pub fn failed(&self, error: redis::RedisError) -> Error {
+        classify(&self.shown, error)
     }
 
     async fn connection(&self) -> Result<(MultiplexedConnection, u64)> {
