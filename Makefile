@@ -21,10 +21,11 @@ setup: ## Install what tests need and this machine lacks (Debian, Ubuntu: as roo
 build: ## Build the release binary, target/release/postrider
 	cargo build --release
 
-test: setup ## Run all tests, on a PostgreSQL, a RabbitMQ, a Redis and a NATS started for them
+test: setup ## Run all tests, on PostgreSQL, MariaDB, RabbitMQ, Redis and NATS servers started for them
 	cargo build --workspace --all-targets --all-features
 	$(TARGET)/debug/testbed run -- cargo nextest run --workspace --all-features
 	cargo test --quiet --workspace --all-features --doc
+	@scripts/count-tests.sh
 
 lint: ## Formatting, clippy and documentation, warnings denied
 	cargo fmt --all --check

@@ -225,7 +225,7 @@ impl Config {
                 found.push(Finding::warning(
                     check,
                     format!("{url} sends the password and all events unencrypted over the network"),
-                    "use TLS (amqps://, tls://, rediss://, security.protocol on Kafka), or keep the broker on this machine or a private network",
+                    "use TLS (amqps://, tls://, rediss://), or keep the broker on this machine or a private network",
                 ));
             }
         }
