@@ -34,6 +34,7 @@ suite!(
         a_destination_that_stands_still_delays_only_its_own,
         a_topic_that_moves_is_not_passed_over,
         routes_do_not_change_beside_a_relay,
+        a_relay_that_slept_through_a_change_is_refused,
     ]
 );
 suite!(

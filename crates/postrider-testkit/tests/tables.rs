@@ -142,7 +142,7 @@ async fn what_is_wrong_with_a_mapping_is_said() {
     assert!(!said.is_ok && said.stderr.contains("outbox.2.table is adopted already"), "{}", said.stderr);
 }
 
-const USERS: &str = "CREATE SCHEMA app; CREATE TABLE app.\"Users\" (id int PRIMARY KEY, email text, \"org id\" text, version int, plan text)";
+const USERS: &str = "CREATE SCHEMA app; CREATE TABLE app.\"Users\" (id int PRIMARY KEY, email text, \"org id\" text, version int, plan text, extra json)";
 const TRIGGER: [&str; 12] = [
     "trigger",
     "add",
@@ -164,7 +164,7 @@ async fn changes_become_events_without_personal_data() {
     let said = place.run(&TRIGGER);
     assert!(said.is_ok, "{}", said.stderr);
     assert!(place.run(&TRIGGER).is_ok, "once more replaces it");
-    place.sql("INSERT INTO app.\"Users\" VALUES (7, 'a@b.example', 'org-1', 1, 'free')").await;
+    place.sql("INSERT INTO app.\"Users\" VALUES (7, 'a@b.example', 'org-1', 1, 'free', '{}')").await;
     place.sql("UPDATE app.\"Users\" SET email = 'c@d.example', version = 2").await;
     place.sql("UPDATE app.\"Users\" SET email = email").await;
     place.sql("BEGIN; UPDATE app.\"Users\" SET version = 3; ROLLBACK").await;
@@ -188,7 +188,7 @@ async fn changes_become_events_without_personal_data() {
     let list = place.run(&["trigger", "list", "--json"]).stdout;
     assert!(list.contains("app.Users") && list.contains("\"USER\""), "{list}");
     assert!(place.run(&["trigger", "remove", "app.Users"]).is_ok);
-    place.sql("INSERT INTO app.\"Users\" VALUES (9, 'a@b.example', 'org-1', 1, 'free')").await;
+    place.sql("INSERT INTO app.\"Users\" VALUES (9, 'a@b.example', 'org-1', 1, 'free', '{}')").await;
     assert_eq!(place.texts("SELECT count(*)::text FROM postrider.outbox").await, ["5"]);
     let said = place.run(&["trigger", "remove", "app.Users"]);
     assert!(!said.is_ok && said.stderr.contains("has no such trigger"), "{}", said.stderr);
@@ -205,7 +205,7 @@ async fn a_printed_trigger_works_for_a_user_without_rights() {
     let role = testbed::unique("app").replace('-', "_");
     place.sql(&said.stdout).await;
     place.sql(&format!("CREATE ROLE {role}; GRANT USAGE ON SCHEMA app TO {role}; GRANT ALL ON app.\"Users\" TO {role}; SET ROLE {role}")).await;
-    place.sql("INSERT INTO app.\"Users\" VALUES (7, 'a@b.example', 'org-1', 1, 'free')").await;
+    place.sql("INSERT INTO app.\"Users\" VALUES (7, 'a@b.example', 'org-1', 1, 'free', '{}')").await;
     place.sql("RESET ROLE").await;
     assert_eq!(place.texts("SELECT key FROM postrider.outbox").await, ["USER:7"]);
     place.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;

@@ -121,6 +121,8 @@ fn section(mapping: &Mapping) -> String {
     put("available_at", &text(&mapping.available_at));
     put("last_error", &text(&mapping.last_error));
     put("format", if mapping.format == Format::Raw { "raw" } else { "" });
-    put("clock", if mapping.clock == Clock::Utc { "utc" } else { "" });
+    if let Clock::Zone(zone) = &mapping.clock {
+        put("clock", zone);
+    }
     lines.join("\n")
 }

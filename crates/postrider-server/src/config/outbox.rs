@@ -129,7 +129,13 @@ fn mapping(settings: &mut Settings, prefix: &str) -> Option<Mapping> {
         }
     };
     let format = settings.choice(&key("format"), &[("cloudevents", Format::CloudEvents), ("raw", Format::Raw)]);
-    let clock = settings.choice(&key("clock"), &[("utc", Clock::Utc), ("local", Clock::Local)]);
+    let clock = match settings.text(&key("clock")).as_str() {
+        "utc" | "UTC" => Clock::Utc,
+        zone => Clock::Zone(zone.to_owned()),
+    };
+    if matches!(&clock, Clock::Zone(zone) if zone.is_empty()) {
+        settings.complain(&key("clock"), "must be \"utc\" or a time zone, such as \"Asia/Ho_Chi_Minh\"", None);
+    }
     let processing_timeout = Duration::from_secs(settings.integer(&key("processing_timeout_s"), 1..=86_400));
     let (table, name) = (table?, name?);
     Some(Mapping {
@@ -156,6 +162,6 @@ fn mapping(settings: &mut Settings, prefix: &str) -> Option<Mapping> {
         content_type: settings.text(&key("content_type")),
         format: format?,
         processing_timeout,
-        clock: clock?,
+        clock,
     })
 }

@@ -121,3 +121,27 @@ pub async fn routes_do_not_change_beside_a_relay(bed: &impl Bed) {
     bed.store().give_back(&lease).await.expect("given back");
     bed.store().set_routes(&split()).await.expect("taken over");
 }
+
+/// A relay that slept through a change of routes can neither settle nor begin again by the old ones.
+pub async fn a_relay_that_slept_through_a_change_is_refused(bed: &impl Bed) {
+    let before = [Route::all("default")];
+    bed.store().set_routes(&before).await.expect("taken over");
+    commit(bed, &["audit.a", "orders.a"]).await;
+    let group = postrider::relay::group("default");
+    let stale = bed.store().take(&group, 0, "stale", std::time::Duration::ZERO).await.expect("answers").expect("free");
+    let source = bed.store().source(&before[0], 1);
+    let position = source.open(&stale).await.expect("opens").position;
+    let page = source.read(&stale, &position, 10).await.expect("reads");
+
+    let routes = split();
+    bed.store().set_routes(&routes).await.expect("its lease is over");
+    let settlement = Settlement { position: Some(page.next), ..Settlement::default() };
+    let refused = source.settle(&stale, &settlement).await.expect_err("refused");
+    assert_eq!(refused.kind(), Kind::LeaseLost);
+    let again = bed.store().take(&group, 0, "stale", TTL).await.expect("answers").expect("free");
+    let refused = source.open(&again).await.expect_err("refused");
+    assert_eq!(refused.kind(), Kind::Config, "{refused}");
+    bed.store().give_back(&again).await.expect("given back");
+    assert_eq!(drain(bed, &routes[1]).await, ["orders.a"]);
+    assert_eq!(drain(bed, &routes[0]).await, ["audit.a"]);
+}

@@ -145,3 +145,56 @@ async fn a_table_that_is_altered_is_waited_for() {
     relay.stop().await;
     assert!(!broker.arrived().is_empty());
 }
+
+/// Words that an enumeration does not know are refused before anything is sent, and not proposed.
+#[tokio::test(flavor = "multi_thread")]
+async fn words_of_an_enumeration_are_checked() {
+    let bed = Bed::new(
+        "CREATE TYPE state AS ENUM ('PENDING', 'SENT');
+         CREATE TABLE box (id char(36) PRIMARY KEY, type text NOT NULL, payload json NOT NULL, status state NOT NULL DEFAULT 'PENDING',
+           attempts int, created_at timestamptz NOT NULL DEFAULT clock_timestamp());
+         INSERT INTO box (id, type, payload) VALUES ('a', 'made', '{}')",
+    )
+    .await;
+    let mapping = bed.mapping("box").await;
+    let State::Status { published, processing, failed, .. } = &mapping.state else { panic!("{mapping:?}") };
+    assert_eq!((published.as_str(), processing, failed), ("SENT", &None, &None));
+    let broker = taking();
+    let relay = bed.relay(&mapping, &broker).await;
+    bed.until("SELECT status FROM box", "SENT").await;
+    relay.stop().await;
+    assert_eq!(broker.arrived().len(), 1, "an id of fixed length is found and marked");
+
+    let mut wrong = mapping;
+    wrong.state = State::Status {
+        column: "status".to_owned(),
+        pending: "PENDING".to_owned(),
+        processing: None,
+        published: "PUBLISHED".to_owned(),
+        failed: None,
+    };
+    let error = bed.0.store().adopt(&wrong).await.err().expect("refused");
+    assert!(error.to_string().contains("the status \"PUBLISHED\" is not among those"), "{error}");
+}
+
+/// Nulls where others have numbers and times, and keys that are empty.
+#[tokio::test(flavor = "multi_thread")]
+async fn nulls_and_empty_keys_stop_nobody() {
+    let bed = Bed::new(CAMPUS).await;
+    bed.sql(
+        "ALTER TABLE outbox_events ALTER attempts DROP NOT NULL, ALTER payload DROP NOT NULL;
+         INSERT INTO outbox_events (routing_key, aggregate_type, aggregate_id, payload, attempts) VALUES
+         ('a', 't', 'k', '{}', NULL), ('a', 't', '', NULL, 0), ('a', 't', '', '{}', 0)",
+    )
+    .await;
+    let broker = taking();
+    let relay = bed.relay(&bed.mapping("outbox_events").await, &broker).await;
+    bed.until("SELECT string_agg(status, ' ' ORDER BY id) FROM outbox_events", "published failed published").await;
+    relay.stop().await;
+
+    let bed = Bed::new(SYNC).await;
+    bed.sql("INSERT INTO outbox (aggregate_type, aggregate_id, type, payload, created_at) VALUES ('U', 'u', 'A', '{}', NULL)").await;
+    let table = bed.0.store().adopt(&bed.mapping("outbox").await).await.expect("fits");
+    let findings = table.inspect().await.expect("answers");
+    assert!(findings.iter().any(|finding| finding.message.contains("1 rows that wait have no value")), "{findings:?}");
+}

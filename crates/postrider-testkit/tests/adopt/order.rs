@@ -190,3 +190,26 @@ async fn a_long_key_behind_a_failed_row_stops_nothing_else() {
         assert_in_order(&broker.arrived(), 20);
     }
 }
+
+/// Another worker holds the head of a key with more rows than a page: the others flow.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_key_that_another_worker_holds_stops_nothing_else() {
+    let bed = Bed::new(CAMPUS).await;
+    let insert = |key: &str, count: u32| {
+        format!(
+            "INSERT INTO outbox_events (routing_key, aggregate_type, aggregate_id, payload)
+             SELECT 'course.enrolled', 'course', '{key}', json_build_object('n', n) FROM generate_series(1, {count}) n"
+        )
+    };
+    bed.sql(&insert("held", 50)).await;
+    bed.sql(&insert("free", 10)).await;
+    let mut other = bed.0.store().pool().begin().await.expect("a transaction");
+    sqlx::query("SELECT 1 FROM outbox_events WHERE id = 1 FOR UPDATE").execute(&mut *other).await.expect("locks");
+    let broker = taking();
+    let relay = bed.relay(&bed.mapping("outbox_events").await, &broker).await;
+    bed.until("SELECT count(*) FROM outbox_events WHERE status = 'published'", "10").await;
+    other.rollback().await.expect("rolls back");
+    bed.until("SELECT count(*) FROM outbox_events WHERE status <> 'published'", "0").await;
+    relay.stop().await;
+    assert_in_order(&broker.arrived(), 60);
+}

@@ -1,8 +1,8 @@
 //! A mapping against the catalogue.
 
 use super::sql::{Dialect, Sql};
-use super::{ColumnKind, Mapping, State, TableInfo};
-use crate::doctor::Finding;
+use super::{Clock, ColumnKind, Mapping, State, TableInfo};
+use crate::doctor::{Finding, Severity};
 
 /// What is wrong with a mapping, or slow. No error among the findings means that it can be relayed.
 pub fn check(mapping: &Mapping, info: &TableInfo, is_mysql: bool) -> Vec<Finding> {
@@ -12,7 +12,8 @@ pub fn check(mapping: &Mapping, info: &TableInfo, is_mysql: bool) -> Vec<Finding
     check.columns();
     check.state();
     check.rights();
-    if check.findings.is_empty() {
+    check.clock();
+    if check.findings.iter().all(|finding| finding.severity != Severity::Error) {
         check.index(dialect);
     }
     if check.findings.is_empty() {
@@ -104,7 +105,18 @@ impl Check<'_> {
 
     fn state(&mut self) {
         match &self.mapping.state {
-            State::Status { column, .. } => self.column("status", column, &[ColumnKind::Text]),
+            State::Status { column, pending, processing, published, failed } => {
+                self.column("status", column, &[ColumnKind::Text]);
+                let words = [Some(pending), processing.as_ref(), Some(published), failed.as_ref()];
+                self.words(column, &words.into_iter().flatten().collect::<Vec<_>>());
+                if processing.is_some() && self.mapping.updated_at.is_none() {
+                    self.findings.push(Finding::warning(
+                        &self.name,
+                        "rows that a worker has taken and left stay where they are, and their keys behind them",
+                        "name the column that says when a row was changed as updated_at",
+                    ));
+                }
+            }
             State::Flag { column } => self.column("published", column, &[ColumnKind::Boolean]),
             State::PublishedAt if self.mapping.published_at.is_none() => self.wrong(
                 "nothing says whether a row is published".to_owned(),
@@ -121,11 +133,40 @@ impl Check<'_> {
         }
     }
 
+    /// Words that cannot be written, or that mean two things, would let rows be published again and again.
+    fn words(&mut self, column: &str, words: &[&String]) {
+        let allowed = self.info.column(column).map(|column| column.words.clone()).unwrap_or_default();
+        for (n, word) in words.iter().enumerate() {
+            if !allowed.is_empty() && !allowed.contains(word) {
+                let what = format!("the status {word:?} is not among those that {column:?} allows");
+                self.wrong(what, format!("they are {}", allowed.join(", ")));
+            }
+            if words[..n].contains(word) {
+                self.wrong(format!("the status {word:?} stands for two states"), "give each state its own word");
+            }
+        }
+    }
+
     fn rights(&mut self) {
         if !self.info.missing_rights.is_empty() {
             let rights = self.info.missing_rights.join(", ");
             let table = &self.mapping.table;
             self.wrong(format!("the user lacks {rights} on {table}"), format!("GRANT {rights} ON {table} TO the user"));
+        }
+    }
+
+    /// Times without a zone mean what the mapping says.
+    fn clock(&mut self) {
+        let times = [&self.mapping.available_at, &self.mapping.updated_at];
+        let is_plain =
+            |name: &&String| self.info.column(name).is_some_and(|column| column.kind == ColumnKind::DateTime);
+        let Some(name) = times.into_iter().flatten().find(is_plain).cloned() else { return };
+        if self.mapping.clock == Clock::Utc && !name.to_lowercase().ends_with("utc") {
+            self.findings.push(Finding::warning(
+                &self.name,
+                format!("{name:?} has no time zone and is taken as UTC"),
+                "if the service writes local times, set clock to its time zone, such as \"Asia/Ho_Chi_Minh\"",
+            ));
         }
     }
 
@@ -164,7 +205,6 @@ impl Check<'_> {
 mod tests {
     use super::super::tests::{campus, campus_table};
     use super::*;
-    use crate::doctor::Severity;
 
     fn errors(mapping: &Mapping, info: &TableInfo) -> Vec<String> {
         let wrong = |finding: &Finding| finding.severity == Severity::Error;

@@ -15,12 +15,13 @@ pub enum Format {
 }
 
 /// Whose time stands in columns without a time zone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Clock {
     /// UTC.
+    #[default]
     Utc,
-    /// The time zone that the database gives to its sessions.
-    Local,
+    /// This time zone, in a name that the database knows.
+    Zone(String),
 }
 
 /// How the table says that a row is published.

@@ -123,6 +123,7 @@ pub(crate) mod tests {
             kind,
             type_name: type_name.to_owned(),
             chars_max: None,
+            words: Vec::new(),
             is_nullable: false,
             default: None,
         };

@@ -50,7 +50,6 @@ pub fn propose(name: &TableName, info: &TableInfo, words: &[String]) -> Result<M
         (_, None) => topic.clone(),
     };
     let message_id = event_id.map_or_else(|| format!("outbox-{{{id}}}"), |column| format!("{{{column}}}"));
-    let is_utc = [&time, &published_at].into_iter().flatten().any(|column| plain(column).ends_with("utc"));
     Ok(Mapping {
         name: default_name(&info.name),
         table: name.clone(),
@@ -77,7 +76,7 @@ pub fn propose(name: &TableName, info: &TableInfo, words: &[String]) -> Result<M
         content_type: crate::event::JSON.to_owned(),
         format: Format::CloudEvents,
         processing_timeout: PROCESSING_TIMEOUT,
-        clock: if is_utc { Clock::Utc } else { Clock::Local },
+        clock: Clock::Utc,
         id: id.clone(),
     })
 }
@@ -101,8 +100,9 @@ fn find(info: &TableInfo, kinds: &[ColumnKind], names: &[&str]) -> Option<String
 fn status_of(info: &TableInfo, column: &str, words: &[String]) -> State {
     let default = info.column(column).and_then(|column| column.default.clone()).unwrap_or_default();
     let default: String = default.trim_start_matches('\'').chars().take_while(|c| *c != '\'').collect();
+    let allowed = info.column(column).map(|column| column.words.clone()).unwrap_or_default();
     let known = |names: &[&str]| {
-        let all = words.iter().chain([&default]);
+        let all = words.iter().chain([&default]).chain(&allowed);
         all.into_iter().find(|word| names.contains(&plain(word).as_str())).cloned()
     };
     let is_upper = words.iter().chain([&default]).any(|word| word.chars().any(char::is_uppercase));
@@ -114,10 +114,11 @@ fn status_of(info: &TableInfo, column: &str, words: &[String]) -> State {
         pending: known(&["pending", "new", "ready", "unpublished", "queued", "created"])
             .unwrap_or_else(|| usual("pending")),
         processing: known(&["processing", "inprogress", "claimed", "locked"])
-            .or_else(|| has_attempts.then(|| usual("processing"))),
+            .or_else(|| (has_attempts && allowed.is_empty()).then(|| usual("processing"))),
         published: known(&["published", "processed", "sent", "done", "completed", "dispatched"])
             .unwrap_or_else(|| usual("published")),
-        failed: known(&["failed", "error", "dead"]).or_else(|| has_attempts.then(|| usual("failed"))),
+        failed: known(&["failed", "error", "dead"])
+            .or_else(|| (has_attempts && allowed.is_empty()).then(|| usual("failed"))),
     }
 }
 

@@ -29,6 +29,10 @@ const FREE_EVERY: Duration = Duration::from_secs(30);
 const OUTAGE: Backoff =
     Backoff { base: Duration::from_millis(200), max: Duration::from_secs(5), jitter: Duration::from_millis(200) };
 
+/// Waits after an error that a person must mend.
+const MISTAKE: Backoff =
+    Backoff { base: Duration::from_millis(500), max: Duration::from_secs(60), jitter: Duration::from_millis(200) };
+
 /// Carries the rows of an adopted table to a broker. Any number of instances may run at once.
 pub struct Adopted {
     mapping: Mapping,
@@ -96,7 +100,9 @@ impl Adopted {
                 Err(error) => {
                     failures += 1;
                     self.tell(failures, &error);
-                    OUTAGE.wait(failures, &stop).await;
+                    // What was published and cannot be marked would be published again at each try.
+                    let waits = if error.kind() == Kind::Unavailable { OUTAGE } else { MISTAKE };
+                    waits.wait(failures, &stop).await;
                 }
             }
         }
@@ -175,7 +181,10 @@ impl Adopted {
     async fn publish(&self, rows: &[AdoptedRow], limit: usize) -> (Vec<Outcome>, Option<Duration>) {
         let mut outcomes = vec![Outcome::Untouched; rows.len()];
         let mut flight = Flight { open: Vec::new(), stopped: HashSet::new(), is_single: false };
-        for (index, row) in rows.iter().enumerate().take(limit) {
+        for (index, row) in rows.iter().enumerate() {
+            if flight.open.len() >= limit {
+                break;
+            }
             let key = row.key(&self.mapping);
             if key.is_some_and(|key| flight.stopped.contains(key)) {
                 continue;

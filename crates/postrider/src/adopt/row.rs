@@ -35,7 +35,7 @@ impl fmt::Debug for AdoptedRow {
 
 impl AdoptedRow {
     /// The key whose order counts.
-    pub(super) fn key(&self, mapping: &Mapping) -> Option<&str> {
+    pub(crate) fn key(&self, mapping: &Mapping) -> Option<&str> {
         let column = mapping.key.as_ref()?;
         self.values.get(column).map(String::as_str).filter(|key| !key.is_empty())
     }

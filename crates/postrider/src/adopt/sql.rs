@@ -72,6 +72,8 @@ pub(crate) enum Bind {
 pub(crate) struct Statement {
     pub sql: String,
     pub binds: Vec<Bind>,
+    /// Whether it is well when it writes nothing.
+    pub may_miss: bool,
 }
 
 /// Writes the statements of one table.
@@ -128,6 +130,14 @@ impl Sql {
     }
 
     fn text(&self, column: &str) -> String {
+        let is_local = self.info.column(column).is_some_and(|column| column.kind == ColumnKind::DateTime);
+        if let (Clock::Zone(zone), true) = (&self.mapping.clock, is_local) {
+            let (name, zone) = (self.name(column), self.dialect.literal(zone));
+            return match self.dialect {
+                Dialect::Postgres => format!("({name} AT TIME ZONE {zone})::text"),
+                Dialect::Mysql => format!("CAST(convert_tz({name}, {zone}, '+00:00') AS CHAR)"),
+            };
+        }
         match self.dialect {
             Dialect::Postgres => format!("{}::text", self.name(column)),
             Dialect::Mysql => format!("CAST({} AS CHAR)", self.name(column)),
@@ -147,16 +157,28 @@ impl Sql {
     /// Now, as it is compared with and written to a column.
     fn now(&self, column: &str) -> String {
         let kind = self.info.column(column).map_or(ColumnKind::Instant, |column| column.kind);
-        match (self.dialect, kind, self.mapping.clock) {
+        match (self.dialect, kind, &self.mapping.clock) {
             (Dialect::Postgres, ColumnKind::DateTime, Clock::Utc) => {
                 "(clock_timestamp() AT TIME ZONE 'UTC')".to_owned()
             }
-            (Dialect::Postgres, ColumnKind::DateTime, Clock::Local) => "clock_timestamp()::timestamp".to_owned(),
-            (Dialect::Mysql, ColumnKind::DateTime, Clock::Local) => {
-                "convert_tz(utc_timestamp(6), '+00:00', @@global.time_zone)".to_owned()
+            (Dialect::Postgres, ColumnKind::DateTime, Clock::Zone(zone)) => {
+                format!("(clock_timestamp() AT TIME ZONE {})", self.dialect.literal(zone))
+            }
+            (Dialect::Mysql, ColumnKind::DateTime, Clock::Zone(zone)) => {
+                format!("convert_tz(utc_timestamp(6), '+00:00', {})", self.dialect.literal(zone))
             }
             (dialect, _, _) => dialect.instant().to_owned(),
         }
+    }
+
+    /// Whether the database knows the time zone: null or an error when not.
+    pub fn zone_check(&self) -> Option<String> {
+        let Clock::Zone(zone) = &self.mapping.clock else { return None };
+        let zone = self.dialect.literal(zone);
+        Some(match self.dialect {
+            Dialect::Postgres => format!("SELECT (clock_timestamp() AT TIME ZONE {zone})::text"),
+            Dialect::Mysql => format!("SELECT CAST(convert_tz(utc_timestamp(6), '+00:00', {zone}) AS CHAR)"),
+        })
     }
 
     fn later(&self, column: &str, seconds: &str) -> String {
@@ -203,7 +225,8 @@ impl Sql {
             }
         };
         if let (Some(attempts), Some(max)) = (&self.mapping.attempts, &self.mapping.attempts_max) {
-            condition.push_str(&format!(" AND {} < {}", self.name(attempts), self.name(max)));
+            let (attempts, max) = (self.name(attempts), self.name(max));
+            condition.push_str(&format!(" AND coalesce({attempts}, 0) < coalesce({max}, 2147483647)"));
         }
         condition
     }
@@ -245,7 +268,8 @@ impl Sql {
         }
         let unpublished = self.unpublished().into_iter().next().unwrap_or_default();
         if let (Some(attempts), Some(max)) = (&self.mapping.attempts, &self.mapping.attempts_max) {
-            conditions.push(format!("{unpublished} AND {} >= {}", self.name(attempts), self.name(max)));
+            let (attempts, max) = (self.name(attempts), self.name(max));
+            conditions.push(format!("{unpublished} AND coalesce({attempts}, 0) >= coalesce({max}, 2147483647)"));
         }
         if let Some(available) = &self.mapping.available_at {
             conditions.push(format!("{} AND {} > {}", self.pending(), self.name(available), self.now(available)));
@@ -276,6 +300,9 @@ impl Sql {
             let column = self.name(available);
             condition.push_str(&format!(" AND ({column} IS NULL OR {column} <= {})", self.now(available)));
         }
+        if let Some(order) = self.nullable_order() {
+            condition.push_str(&format!(" AND {} IS NOT NULL", self.name(order)));
+        }
         if self.mapping.needs_side_table() {
             let (side, now, same) = (self.dialect.side_table(), self.dialect.instant(), self.side());
             condition.push_str(&format!(
@@ -283,15 +310,25 @@ impl Sql {
             ));
         }
         if let Some(key) = &self.mapping.key {
-            let (key, table) = (self.name(key), &self.table);
+            let (same, table) = (self.same_key(key, "t"), &self.table);
             let (before, this) = (self.order_of("b"), self.order_of("t"));
             for blocked in self.blocked() {
                 condition.push_str(&format!(
-                    " AND NOT EXISTS (SELECT 1 FROM {table} b WHERE b.{key} = t.{key} AND {before} < {this} AND {blocked})"
+                    " AND NOT EXISTS (SELECT 1 FROM {table} b WHERE {same} AND {before} < {this} AND {blocked})"
                 ));
             }
         }
         condition
+    }
+
+    /// Whether `b` has the key of another row. An empty text is no key.
+    fn same_key(&self, key: &str, other: &str) -> String {
+        let is_text = self.info.column(key).is_some_and(|column| column.kind == ColumnKind::Text);
+        let key = self.name(key);
+        match is_text {
+            true => format!("b.{key} = {other}.{key} AND b.{key} <> ''"),
+            false => format!("b.{key} = {other}.{key}"),
+        }
     }
 
     /// The order with the table's name: a column alone would mean the text of the same name among the results.
@@ -300,17 +337,31 @@ impl Sql {
     }
 
     /// The ids of rows that may be published now, not locked. MySQL locks what it sorts, not what it returns, so it is
-    /// asked twice. Bind: the limit.
+    /// asked twice. Binds: keys to leave out, and the limit.
     #[allow(dead_code)] // unused without MySQL
-    pub fn candidates(&self) -> String {
-        let id = self.text(&self.mapping.id);
-        format!("SELECT {id} FROM {} t WHERE {} ORDER BY {} LIMIT ?", self.table, self.due(), self.order_by())
+    pub fn candidates(&self, without_keys: usize) -> String {
+        let (id, mut condition) = (self.text(&self.mapping.id), self.due());
+        if let (Some(key), 1..) = (&self.mapping.key, without_keys) {
+            let (key, places) = (self.name(key), vec!["?"; without_keys].join(", "));
+            condition.push_str(&format!(" AND (t.{key} IS NULL OR CAST(t.{key} AS CHAR) NOT IN ({places}))"));
+        }
+        format!("SELECT {id} FROM {} t WHERE {condition} ORDER BY {} LIMIT ?", self.table, self.order_by())
     }
 
-    /// Locks rows: the payload, the attempts of the side table, then [`Mapping::columns_read`]. Bind: the limit, or on
-    /// MySQL the ids of candidates.
+    /// Locks rows: the payload, the attempts of the side table, then [`Mapping::columns_read`]. Binds: the limit and
+    /// keys to leave out, or on MySQL the ids of candidates.
     pub fn lock(&self, candidates: usize) -> String {
-        let (condition, side) = (self.due(), self.dialect.side_table());
+        let (mut condition, side) = (self.due(), self.dialect.side_table());
+        if self.dialect == Dialect::Postgres {
+            // A process that hangs, or whose machine is gone, must not hold its rows for hours.
+            condition.push_str(" AND (SELECT set_config('idle_in_transaction_session_timeout', '120s', true)) <> ''");
+            if let Some(key) = &self.mapping.key {
+                let key = self.name(key);
+                condition.push_str(&format!(" AND (t.{key} IS NULL OR NOT t.{key}::text = ANY ($2::text[]))"));
+            } else {
+                condition.push_str(" AND $2::text[] IS NOT NULL");
+            }
+        }
         let side_attempts = match self.mapping.needs_side_table() {
             true => format!("coalesce((SELECT s.attempts FROM {side} s WHERE {}), 0)", self.side()),
             false => "0".to_owned(),
@@ -353,9 +404,10 @@ impl Sql {
             })
             .collect();
         Some(format!(
-            "SELECT DISTINCT {} FROM {table} r JOIN ({}) b ON b.{key} = r.{key} AND {} < {} WHERE r.{id} {own}",
+            "SELECT DISTINCT {} FROM {table} r JOIN ({}) b ON {} AND {} < {} WHERE r.{id} {own}",
             self.text(&self.mapping.id).replacen(&id, &format!("r.{id}"), 1),
             before.join(" UNION ALL "),
+            self.same_key(self.mapping.key.as_deref().unwrap_or_default(), "r"),
             self.order_of("b"),
             self.order_of("r"),
         ))
@@ -438,16 +490,22 @@ impl Sql {
             Dialect::Mysql => place,
         };
         let sql = format!("UPDATE {} SET {} WHERE {} = {place}", self.table, set.join(", "), self.name(&mapping.id));
-        Some(Statement { sql, binds })
+        Some(Statement { sql, binds, may_miss: false })
     }
 
-    /// Writes a failure into the side table.
+    /// Writes a failure into the side table. A row whose own table says that it was given up is forgotten there: when a
+    /// person puts it back, nothing else must keep it.
     pub fn fail_aside(&self, is_failed: bool) -> Option<Statement> {
         if !self.mapping.needs_side_table() {
             return None;
         }
         let mut binds = Vec::new();
         let (side, name) = (self.dialect.side_table(), self.dialect.literal(&self.mapping.name));
+        if is_failed && self.mapping.can_fail() {
+            let id = self.place(&mut binds, Bind::Id);
+            let sql = format!("DELETE FROM {side} WHERE outbox = {name} AND row_id = {id}");
+            return Some(Statement { sql, binds, may_miss: true });
+        }
         let (now, is_failed) = (self.dialect.instant(), if is_failed { "TRUE" } else { "FALSE" });
         let id = self.place(&mut binds, Bind::Id);
         let attempts = self.place(&mut binds, Bind::Attempts);
@@ -474,7 +532,7 @@ impl Sql {
                 format!("INSERT INTO {side} ({columns}) VALUES ({values}) ON DUPLICATE KEY UPDATE {}", set.join(", "))
             }
         };
-        Some(Statement { sql, binds })
+        Some(Statement { sql, binds, may_miss: false })
     }
 
     /// Locks rows that a worker of the service took and left: their ids. Bind: seconds.
@@ -553,6 +611,18 @@ impl Sql {
         };
         let order = self.order().join(", ");
         Some(format!("SELECT {age} FROM {} WHERE {} ORDER BY {order} LIMIT 1", self.table, self.pending()))
+    }
+
+    /// The column of the order, when it may be null: such a row has no place among the others.
+    fn nullable_order(&self) -> Option<&str> {
+        let order = self.mapping.order.as_deref()?;
+        self.info.column(order).filter(|column| column.is_nullable).map(|column| column.name.as_str())
+    }
+
+    /// Counts rows that wait and have no place in the order.
+    pub fn count_orderless(&self) -> Option<String> {
+        let order = self.name(self.nullable_order()?);
+        Some(self.count(&format!("{} AND {order} IS NULL", self.pending())))
     }
 
     /// A row whose state is none of those that the mapping names.

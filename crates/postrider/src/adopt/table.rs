@@ -114,6 +114,8 @@ pub struct ColumnInfo {
     pub type_name: String,
     /// How many characters it holds at most, where that is limited.
     pub chars_max: Option<u32>,
+    /// The words that an enumeration allows; empty for other types.
+    pub words: Vec<String>,
     /// Whether it may be null.
     pub is_nullable: bool,
     /// Its default, as the catalogue shows it.

@@ -113,6 +113,13 @@ pub(crate) fn still_relayed(owner: &str) -> Error {
         .with_remedy("stop all instances before changing [[route]], then start them with the same routes")
 }
 
+/// The error for a relay that was started with routes of before.
+#[allow(dead_code)] // unused when no store is on
+pub(crate) fn routes_changed(destination: &str) -> Error {
+    Error::new(Kind::Config, format!("the routes have changed: destination {destination:?} has other topics now"))
+        .with_remedy("start all instances with the same [[route]] sections")
+}
+
 /// The error for a destination that goes although events are parked for it.
 #[allow(dead_code)] // unused when no store is on
 pub(crate) fn still_parked(destination: &str, parked: i64) -> Error {

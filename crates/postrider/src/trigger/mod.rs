@@ -102,6 +102,10 @@ impl Trigger {
                 let what = format!("--version {name:?} is of type {}, not a whole number", column.type_name);
                 return wrong(what, "name a column that is raised with every change");
             }
+            if column.kind == ColumnKind::Bytes {
+                let what = format!("{option} {name:?} is of type {}, which has no text", column.type_name);
+                return wrong(what, "name another column");
+            }
             if name.contains("$postrider$") {
                 return wrong(format!("the column {name:?} has a name that cannot be used"), "rename it");
             }

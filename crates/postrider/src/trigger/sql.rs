@@ -1,8 +1,8 @@
 //! The statements of a trigger, in both dialects.
 
 use super::Trigger;
-use crate::adopt::TableInfo;
 use crate::adopt::sql::Dialect;
+use crate::adopt::{ColumnKind, TableInfo};
 
 /// What names of ours begin with.
 pub(crate) const PREFIX: &str = "postrider_";
@@ -17,8 +17,10 @@ pub(crate) fn name(entity: &str) -> String {
 pub(crate) fn postgres(trigger: &Trigger, info: &TableInfo, id: &str) -> Vec<String> {
     let (column, literal) = (|name: &str| Dialect::Postgres.name(name), |text: &str| Dialect::Postgres.literal(text));
     let table = format!("{}.{}", column(&info.schema), column(&info.name));
-    let function =
-        format!("postrider.{}", column(&format!("on_{}_{}_{}", info.schema, info.name, trigger.entity.to_lowercase())));
+    // Names are cut at 63 bytes, and two tables may look alike when their names are joined; the hash tells them apart.
+    let whole = format!("{}\0{}\0{}", info.schema, info.name, trigger.entity.to_lowercase());
+    let hash = crate::broker::topic::fnv64(whole.bytes());
+    let function = format!("postrider.{}", column(&format!("on_{hash:016x}_{}", trigger.entity.to_lowercase())));
     let row = |row: &str, action: &str| {
         let field = |name: &str| format!("{row}.{}", column(name));
         let id = format!("{}::text", field(id));
@@ -53,9 +55,9 @@ pub(crate) fn postgres(trigger: &Trigger, info: &TableInfo, id: &str) -> Vec<Str
              BEGIN\n    \
                  IF TG_OP = 'DELETE' THEN\n        {}\n    \
                  ELSIF TG_OP = 'INSERT' THEN\n        {}\n    \
-                 ELSIF OLD.{id} IS DISTINCT FROM NEW.{id} THEN\n        \
+                 ELSIF OLD.{id}::text IS DISTINCT FROM NEW.{id}::text THEN\n        \
                      -- Another id is another entity.\n        {}\n        {}\n    \
-                 ELSIF OLD IS DISTINCT FROM NEW THEN\n        {}\n    \
+                 ELSIF NOT (OLD OPERATOR(pg_catalog.*=) NEW) THEN\n        {}\n    \
                  END IF;\n    \
                  RETURN NULL;\n\
              END $postrider$",
@@ -82,7 +84,7 @@ pub(crate) fn mysql_name(entity: &str, table: &str, action: &str) -> String {
 
 /// MySQL and MariaDB: one trigger for each action.
 #[allow(dead_code)] // unused without the feature
-pub(crate) fn mysql(trigger: &Trigger, info: &TableInfo, id: &str) -> Vec<String> {
+pub(crate) fn mysql(trigger: &Trigger, info: &TableInfo, id: &str, database: &str) -> Vec<String> {
     let (column, literal) = (|name: &str| Dialect::Mysql.name(name), |text: &str| Dialect::Mysql.literal(text));
     let table = format!("{}.{}", column(&info.schema), column(&info.name));
     let row = |row: &str, action: &str| {
@@ -106,7 +108,7 @@ pub(crate) fn mysql(trigger: &Trigger, info: &TableInfo, id: &str) -> Vec<String
         format!(
             "INSERT INTO {}.postrider_outbox (topic, `key`, type, subject, tenant, payload) VALUES ({}, \
              IF(octet_length({key}) <= 255, {key}, md5({key})), {}, left({id}, 250), {tenant}, json_object({}));",
-            column(&info.schema),
+            column(database),
             literal(&trigger.topic),
             literal(&format!("{}.{}", trigger.entity.to_lowercase(), action.to_lowercase())),
             payload.join(", "),
@@ -114,21 +116,29 @@ pub(crate) fn mysql(trigger: &Trigger, info: &TableInfo, id: &str) -> Vec<String
     };
     let mut statements = Vec::new();
     for action in ["insert", "update", "delete"] {
-        let name =
-            column(&format!("{}_{}_{action}", name(&trigger.entity), info.name).chars().take(64).collect::<String>());
+        let name = column(&mysql_name(&trigger.entity, &info.name, action));
         let body = match action {
             "insert" => row("NEW", "INSERT"),
             "delete" => row("OLD", "DELETE"),
             _ => {
-                let same: Vec<String> =
-                    info.columns.iter().map(|each| format!("OLD.{0} <=> NEW.{0}", column(&each.name))).collect();
+                // Byte by byte: a collation calls other letters equal.
+                let is_same = |name: &str| {
+                    let kinds = [ColumnKind::Text, ColumnKind::Json, ColumnKind::Uuid];
+                    let is_text = info.column(name).is_some_and(|each| kinds.contains(&each.kind));
+                    let name = column(name);
+                    match is_text {
+                        true => format!("CAST(OLD.{name} AS BINARY) <=> CAST(NEW.{name} AS BINARY)"),
+                        false => format!("OLD.{name} <=> NEW.{name}"),
+                    }
+                };
+                let same: Vec<String> = info.columns.iter().map(|each| is_same(&each.name)).collect();
                 format!(
-                    "IF NOT OLD.{id} <=> NEW.{id} THEN {} {} ELSEIF NOT ({}) THEN {} END IF;",
+                    "IF NOT ({}) THEN {} {} ELSEIF NOT ({}) THEN {} END IF;",
+                    is_same(id),
                     row("OLD", "DELETE"),
                     row("NEW", "INSERT"),
                     same.join(" AND "),
                     row("NEW", "UPDATE"),
-                    id = column(id),
                 )
             }
         };

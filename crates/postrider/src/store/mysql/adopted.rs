@@ -70,9 +70,21 @@ impl AdoptedTables for MysqlStore {
                 .with_remedy(wrong.remedy));
         }
         let sql = Arc::new(Sql::new(Dialect::Mysql, mapping, &info)?);
+        if let Some(check) = sql.zone_check() {
+            let row = sqlx::query(AssertSqlSafe(check)).fetch_one(&self.own).await.map_err(db)?;
+            if row.try_get::<Option<String>, _>(0).map_err(db)?.is_none() {
+                let message = format!("outbox {:?}: clock: the server does not know this time zone", mapping.name);
+                return Err(Error::new(Kind::Config, message).with_remedy(
+                    "write an offset such as \"+07:00\", load the server's time zone tables, or say \"utc\"",
+                ));
+            }
+        }
         Ok(Box::new(Table { own: self.own.clone(), sql }))
     }
 }
+
+/// How often a look is repeated without the keys that others hold.
+const LOOKS_MAX: usize = 5;
 
 struct Table {
     own: MySqlPool,
@@ -87,25 +99,33 @@ impl AdoptedTable for Table {
 
     async fn lock(&self, limit: usize) -> Result<Box<dyn LockedRows>> {
         let mut tx = self.own.begin().await.map_err(changed)?;
-        let candidates = sqlx::query(AssertSqlSafe(self.sql.candidates()))
-            .bind(limit as i64)
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(changed)?;
-        let ids: Vec<String> =
-            candidates.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(changed)?;
-        if ids.is_empty() {
-            return Ok(Box::new(Locked { tx, rows: Vec::new(), sql: self.sql.clone() }));
+        // When all that was found is behind rows of others, their keys are left out of the next look.
+        let mut without: Vec<String> = Vec::new();
+        let mut rows = Vec::new();
+        for _ in 0..LOOKS_MAX {
+            let mut query = sqlx::query(AssertSqlSafe(self.sql.candidates(without.len())));
+            for key in &without {
+                query = query.bind(key);
+            }
+            let candidates = query.bind(limit as i64).fetch_all(&mut *tx).await.map_err(changed)?;
+            let ids: Vec<String> =
+                candidates.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(changed)?;
+            if ids.is_empty() {
+                break;
+            }
+            let query = sqlx::query(AssertSqlSafe(self.sql.lock(ids.len())));
+            let query = bind_ids(&self.sql, query, ids.iter().map(String::as_str));
+            for row in &query.fetch_all(&mut *tx).await.map_err(changed)? {
+                rows.push(read_row(&self.sql.mapping, row).map_err(changed)?);
+            }
+            let behind = self.behind(&mut tx, &rows).await?;
+            if rows.is_empty() || behind.len() < rows.len() {
+                rows.retain(|row: &AdoptedRow| !behind.contains(&row.id));
+                break;
+            }
+            let keys = rows.drain(..).filter_map(|row| row.key(&self.sql.mapping).map(str::to_owned));
+            without.extend(keys.collect::<std::collections::BTreeSet<_>>());
         }
-        let query = sqlx::query(AssertSqlSafe(self.sql.lock(ids.len())));
-        let found =
-            bind_ids(&self.sql, query, ids.iter().map(String::as_str)).fetch_all(&mut *tx).await.map_err(changed)?;
-        let mut rows = Vec::with_capacity(found.len());
-        for row in &found {
-            rows.push(read_row(&self.sql.mapping, row).map_err(changed)?);
-        }
-        let behind = self.behind(&mut tx, &rows).await?;
-        rows.retain(|row| !behind.contains(&row.id));
         Ok(Box::new(Locked { tx, rows, sql: self.sql.clone() }))
     }
 
@@ -169,8 +189,20 @@ impl AdoptedTable for Table {
                 findings.push(unknown_word(&name, &word, rows));
             }
         }
+        if let Some(sql) = self.sql.count_orderless()
+            && let Ok(row) = sqlx::query(AssertSqlSafe(sql)).fetch_one(&self.own).await
+        {
+            findings.extend(orderless(&name, row.try_get(0).map_err(changed)?));
+        }
         Ok(findings)
     }
+}
+
+fn orderless(name: &str, rows: i64) -> Option<Finding> {
+    (rows > 0).then(|| {
+        let message = format!("{rows} rows that wait have no value in the column of the order; they are not relayed");
+        Finding::error(name, message, "fill the column, and give it NOT NULL")
+    })
 }
 
 fn unknown_word(name: &str, word: &str, rows: i64) -> Finding {
@@ -225,7 +257,7 @@ impl LockedRows for Locked {
             };
             for statement in [self.sql.fail(is_failed), self.sql.fail_aside(is_failed)].into_iter().flatten() {
                 let chars_max = self.sql.error_chars_max();
-                fail(&mut self.tx, statement, row, attempts, delay, failure, chars_max).await?;
+                fail(&mut self.tx, &statement, row, attempts, delay, failure, chars_max).await?;
             }
         }
         if !published.is_empty() {
@@ -233,12 +265,7 @@ impl LockedRows for Locked {
             let marked =
                 bind_ids(&self.sql, query, published.iter().copied()).execute(&mut *self.tx).await.map_err(changed)?;
             if marked.rows_affected() != published.len() as u64 {
-                let (marked, all) = (marked.rows_affected(), published.len());
-                return Err(Error::new(
-                    Kind::Mismatch,
-                    format!("of {all} published rows only {marked} could be marked"),
-                )
-                .with_remedy("look for triggers and row-level security that keep the user from updating them"));
+                return Err(not_marked(published.len(), marked.rows_affected()));
             }
             if let Some(sql) = self.sql.forget(published.len()) {
                 let mut query = sqlx::query(AssertSqlSafe(sql));
@@ -254,7 +281,7 @@ impl LockedRows for Locked {
 
 async fn fail(
     tx: &mut MySqlConnection,
-    statement: Statement,
+    statement: &Statement,
     row: &AdoptedRow,
     attempts: u32,
     delay: f64,
@@ -262,7 +289,7 @@ async fn fail(
     chars_max: usize,
 ) -> Result<()> {
     let text: String = failure.message.chars().take(chars_max).collect();
-    let mut query = sqlx::query(AssertSqlSafe(statement.sql));
+    let mut query = sqlx::query(AssertSqlSafe(statement.sql.clone()));
     for bind in &statement.binds {
         query = match bind {
             Bind::Attempts => query.bind(attempts as i32),
@@ -272,8 +299,17 @@ async fn fail(
             Bind::Id => query.bind(&row.id),
         };
     }
-    query.execute(tx).await.map_err(changed)?;
-    Ok(())
+    let written = query.execute(tx).await.map_err(changed)?;
+    // The side table may have nothing to forget; the row itself is locked, so it is there.
+    match written.rows_affected() > 0 || statement.may_miss {
+        true => Ok(()),
+        false => Err(not_marked(1, 0)),
+    }
+}
+
+fn not_marked(all: usize, marked: u64) -> Error {
+    Error::new(Kind::Mismatch, format!("of {all} rows only {marked} could be marked"))
+        .with_remedy("look for triggers and row-level security that keep the user from updating them")
 }
 
 fn read_row(mapping: &Mapping, row: &MySqlRow) -> Result<AdoptedRow, sqlx::Error> {
@@ -364,9 +400,18 @@ fn column(row: &MySqlRow) -> Result<ColumnInfo, sqlx::Error> {
     Ok(ColumnInfo {
         name: row.try_get(0)?,
         kind,
-        type_name,
         is_nullable: row.try_get::<String, _>(3)? == "YES",
         default: row.try_get(4)?,
+        words: enumerated(&type_name),
         chars_max: row.try_get::<Option<i64>, _>(5)?.and_then(|chars| u32::try_from(chars).ok()),
+        type_name,
     })
+}
+
+/// The words of `enum('a','b')`.
+fn enumerated(type_name: &str) -> Vec<String> {
+    let Some(list) = type_name.strip_prefix("enum('").and_then(|rest| rest.strip_suffix("')")) else {
+        return Vec::new();
+    };
+    list.split("','").map(|word| word.replace("''", "'")).collect()
 }

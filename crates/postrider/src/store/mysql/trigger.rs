@@ -27,7 +27,12 @@ impl Triggers for MysqlStore {
             return Err(Error::new(Kind::Config, format!("the trigger would be called {name:?}, which is too long"))
                 .with_remedy(format!("choose a shorter entity; a name has at most {NAME_CHARS_MAX} characters")));
         }
-        Ok(sql::mysql(trigger, &info, &id))
+        let database: String = sqlx::query("SELECT CAST(database() AS CHAR)")
+            .fetch_one(&self.own)
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(db)?;
+        Ok(sql::mysql(trigger, &info, &id, &database))
     }
 
     async fn add(&self, trigger: &Trigger) -> Result<()> {

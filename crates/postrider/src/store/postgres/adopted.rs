@@ -26,9 +26,10 @@ const TABLE: &str = "SELECT c.oid::int8, n.nspname::text, c.relname::text, curre
      WHERE c.relkind IN ('r', 'p') AND c.relname = $2 \
        AND (n.nspname = $1 OR ($1 IS NULL AND pg_table_is_visible(c.oid))) LIMIT 1";
 
-const COLUMNS: &str = "SELECT a.attname::text, format_type(a.atttypid, NULL), coalesce(b.typname, t.typname)::text, \
+const COLUMNS: &str = "SELECT a.attname::text, format_type(a.atttypid, -1), coalesce(b.typname, t.typname)::text, \
        (t.typtype = 'e'), a.attnotnull, pg_get_expr(d.adbin, d.adrelid), \
-       CASE WHEN t.typname IN ('varchar', 'bpchar') AND a.atttypmod > 4 THEN a.atttypmod - 4 END \
+       CASE WHEN t.typname IN ('varchar', 'bpchar') AND a.atttypmod > 4 THEN a.atttypmod - 4 END, \
+       ARRAY(SELECT e.enumlabel::text FROM pg_enum e WHERE e.enumtypid = t.oid ORDER BY e.enumsortorder) \
      FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = t.typbasetype \
      LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
      WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum";
@@ -69,9 +70,21 @@ impl AdoptedTables for PostgresStore {
                 .with_remedy(wrong.remedy));
         }
         let sql = Arc::new(Sql::new(Dialect::Postgres, mapping, &info)?);
+        if let Some(check) = sql.zone_check() {
+            sqlx::query(AssertSqlSafe(check))
+                .fetch_one(&self.pool)
+                .await
+                .map_err(|error| unknown_zone(mapping, db(error)))?;
+        }
+        // Marks nothing, but says before anything is sent whether it could.
+        let none: Vec<String> = Vec::new();
+        sqlx::query(AssertSqlSafe(sql.publish(0))).bind(none).execute(&self.pool).await.map_err(changed)?;
         Ok(Box::new(Table { pool: self.pool.clone(), sql }))
     }
 }
+
+/// How often a look is repeated without the keys that others hold.
+const LOOKS_MAX: usize = 5;
 
 struct Table {
     pool: PgPool,
@@ -86,17 +99,26 @@ impl AdoptedTable for Table {
 
     async fn lock(&self, limit: usize) -> Result<Box<dyn LockedRows>> {
         let mut tx = self.pool.begin().await.map_err(changed)?;
-        let found = sqlx::query(AssertSqlSafe(self.sql.lock(0)))
-            .bind(limit as i64)
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(changed)?;
-        let mut rows = Vec::with_capacity(found.len());
-        for row in &found {
-            rows.push(read_row(&self.sql.mapping, row).map_err(changed)?);
+        // When all that was found is behind rows of others, their keys are left out of the next look.
+        let mut without: Vec<String> = Vec::new();
+        let mut rows = Vec::new();
+        for _ in 0..LOOKS_MAX {
+            let found = sqlx::query(AssertSqlSafe(self.sql.lock(0)))
+                .bind(limit as i64)
+                .bind(&without)
+                .fetch_all(&mut *tx)
+                .await
+                .map_err(changed)?;
+            for row in &found {
+                rows.push(read_row(&self.sql.mapping, row).map_err(changed)?);
+            }
+            let behind = self.behind(&mut tx, &rows).await?;
+            if found.is_empty() || behind.len() < rows.len() {
+                rows.retain(|row: &AdoptedRow| !behind.contains(&row.id));
+                break;
+            }
+            without.extend(rows.drain(..).filter_map(|row| row.key(&self.sql.mapping).map(str::to_owned)));
         }
-        let behind = self.behind(&mut tx, &rows).await?;
-        rows.retain(|row| !behind.contains(&row.id));
         Ok(Box::new(Locked { tx, rows, sql: self.sql.clone() }))
     }
 
@@ -160,8 +182,25 @@ impl AdoptedTable for Table {
                 }
             }
         }
+        if let Some(sql) = self.sql.count_orderless()
+            && let Ok(row) = sqlx::query(AssertSqlSafe(sql)).fetch_one(&self.pool).await
+        {
+            findings.extend(orderless(&name, row.try_get(0).map_err(changed)?));
+        }
         Ok(findings)
     }
+}
+
+fn orderless(name: &str, rows: i64) -> Option<Finding> {
+    (rows > 0).then(|| {
+        let message = format!("{rows} rows that wait have no value in the column of the order; they are not relayed");
+        Finding::error(name, message, "fill the column, and give it NOT NULL")
+    })
+}
+
+fn unknown_zone(mapping: &Mapping, error: Error) -> Error {
+    Error::new(Kind::Config, format!("outbox {:?}: clock: {}", mapping.name, error.message()))
+        .with_remedy("name a time zone that the database knows, or \"utc\"")
 }
 
 fn unknown_word(name: &str, word: &str, rows: i64) -> Finding {
@@ -212,7 +251,7 @@ impl LockedRows for Locked {
             };
             for statement in [self.sql.fail(is_failed), self.sql.fail_aside(is_failed)].into_iter().flatten() {
                 let chars_max = self.sql.error_chars_max();
-                fail(&mut self.tx, statement, row, attempts, delay, failure, chars_max).await?;
+                fail(&mut self.tx, &statement, row, attempts, delay, failure, chars_max).await?;
             }
         }
         if !published.is_empty() {
@@ -222,12 +261,7 @@ impl LockedRows for Locked {
                 .await
                 .map_err(changed)?;
             if marked.rows_affected() != published.len() as u64 {
-                let (marked, all) = (marked.rows_affected(), published.len());
-                return Err(Error::new(
-                    Kind::Mismatch,
-                    format!("of {all} published rows only {marked} could be marked"),
-                )
-                .with_remedy("look for triggers and row-level security that keep the user from updating them"));
+                return Err(not_marked(published.len(), marked.rows_affected()));
             }
             if let Some(sql) = self.sql.forget(published.len()) {
                 sqlx::query(AssertSqlSafe(sql)).bind(&published).execute(&mut *self.tx).await.map_err(changed)?;
@@ -239,7 +273,7 @@ impl LockedRows for Locked {
 
 async fn fail(
     tx: &mut PgConnection,
-    statement: Statement,
+    statement: &Statement,
     row: &AdoptedRow,
     attempts: u32,
     delay: f64,
@@ -247,7 +281,7 @@ async fn fail(
     chars_max: usize,
 ) -> Result<()> {
     let text: String = failure.message.chars().take(chars_max).collect();
-    let mut query = sqlx::query(AssertSqlSafe(statement.sql));
+    let mut query = sqlx::query(AssertSqlSafe(statement.sql.clone()));
     for bind in &statement.binds {
         query = match bind {
             Bind::Attempts => query.bind(attempts as i32),
@@ -257,8 +291,17 @@ async fn fail(
             Bind::Id => query.bind(&row.id),
         };
     }
-    query.execute(tx).await.map_err(changed)?;
-    Ok(())
+    let written = query.execute(tx).await.map_err(changed)?;
+    // The side table may have nothing to forget; the row itself is locked, so it is there.
+    match written.rows_affected() > 0 || statement.may_miss {
+        true => Ok(()),
+        false => Err(not_marked(1, 0)),
+    }
+}
+
+fn not_marked(all: usize, marked: u64) -> Error {
+    Error::new(Kind::Mismatch, format!("of {all} rows only {marked} could be marked"))
+        .with_remedy("look for triggers and row-level security that keep the user from updating them")
 }
 
 fn read_row(mapping: &Mapping, row: &PgRow) -> Result<AdoptedRow, sqlx::Error> {
@@ -345,6 +388,7 @@ fn column(row: &PgRow) -> Result<ColumnInfo, sqlx::Error> {
         kind,
         is_nullable: !row.try_get::<bool, _>(4)?,
         default: row.try_get(5)?,
+        words: row.try_get(7)?,
         chars_max: row.try_get::<Option<i32>, _>(6)?.and_then(|chars| u32::try_from(chars).ok()),
     })
 }

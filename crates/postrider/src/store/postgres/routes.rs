@@ -56,7 +56,10 @@ pub(super) async fn set(store: &PostgresStore, routes: &[Route]) -> Result<()> {
     }
     for route in &change.changed {
         let moved = sqlx::query(
-            "UPDATE postrider.lane SET topics = $2, done = $3::text::pg_snapshot, target = NULL, last_id = 0 \
+            // The epoch moves on as well: a relay that slept through all this must not settle any more.
+            "UPDATE postrider.lane n SET topics = $2, done = $3::text::pg_snapshot, target = NULL, last_id = 0, \
+               epoch = greatest(n.epoch, coalesce((SELECT max(l.epoch) FROM postrider.lease l \
+                 WHERE l.group_name = 'relay/' || n.destination AND l.slot = n.lane), 0) + 1) \
              WHERE destination = $1",
         )
         .bind(&route.destination)

@@ -21,7 +21,7 @@ use super::PostgresStore;
 use super::error::db;
 use super::wake::Wake;
 use super::{failed, row};
-use crate::broker::topic::Route;
+use crate::broker::topic::{self, Route};
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
 use crate::source::{Opened, Page, ParkedRow, ParkedState, Position, Row, Settlement, Source};
@@ -204,7 +204,21 @@ impl LogSource {
     }
 
     async fn require_alone(&self, tx: &mut PgConnection, lease: &Lease, found: i32) -> Result<()> {
-        if super::lease::is_alone(tx, lease).await? {
+        // An instance counts when it has opened a lane under the other number and its lease still lasts. Two that start
+        // together hold leases before either has opened a lane, and must not wait for each other.
+        let is_alone: bool = sqlx::query(
+            "SELECT NOT EXISTS (SELECT 1 FROM postrider.lease l JOIN postrider.lane n \
+               ON n.destination = $3 AND n.lane = l.slot AND n.epoch = l.epoch \
+             WHERE l.group_name = $1 AND l.slot >= 0 AND l.owner <> $2 AND l.expires_at > clock_timestamp())",
+        )
+        .bind(&lease.group)
+        .bind(&lease.owner)
+        .bind(&self.destination)
+        .fetch_one(tx)
+        .await
+        .and_then(|row| row.try_get(0))
+        .map_err(db)?;
+        if is_alone {
             return Ok(());
         }
         Err(Error::new(
@@ -335,7 +349,7 @@ impl Source for LogSource {
         self.set_lanes(&mut tx, lease).await?;
         let row = sqlx::query(
             "UPDATE postrider.lane SET epoch = $3 WHERE destination = $1 AND lane = $2 AND epoch <= $3 \
-             RETURNING done::text, target::text, last_id",
+             RETURNING done::text, target::text, last_id, topics",
         )
         .bind(&self.destination)
         .bind(lease.slot as i32)
@@ -344,6 +358,9 @@ impl Source for LogSource {
         .await
         .map_err(db)?;
         let Some(row) = row else { return Err(lease_lost(lease)) };
+        if row.try_get::<Option<String>, _>(3).map_err(db)? != self.topics {
+            return Err(topic::routes_changed(&self.destination));
+        }
         let position = Position {
             done: row.try_get(0).map_err(db)?,
             target: row.try_get(1).map_err(db)?,

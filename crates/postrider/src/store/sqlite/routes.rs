@@ -50,13 +50,19 @@ pub(super) async fn set(store: &SqliteStore, routes: &[Route]) -> Result<()> {
         sqlx::query("DELETE FROM lane WHERE destination = ?").bind(gone).execute(&mut *tx).await.map_err(&failed)?;
     }
     for route in &change.changed {
-        sqlx::query("UPDATE lane SET topics = ?2, last_id = ?3 WHERE destination = ?1")
-            .bind(&route.destination)
-            .bind(route.topics.regex())
-            .bind(oldest)
-            .execute(&mut *tx)
-            .await
-            .map_err(&failed)?;
+        // The epoch moves on as well: a relay that slept through all this must not settle any more.
+        sqlx::query(
+            "UPDATE lane SET topics = ?2, last_id = ?3,
+                    epoch = max(epoch, 1 + coalesce((SELECT max(l.epoch) FROM lease l
+                      WHERE l.group_name = 'relay/' || lane.destination AND l.slot = lane.lane), 0))
+              WHERE destination = ?1",
+        )
+        .bind(&route.destination)
+        .bind(route.topics.regex())
+        .bind(oldest)
+        .execute(&mut *tx)
+        .await
+        .map_err(&failed)?;
         // One lane; the relay cuts it into as many as it has when it opens the first.
         sqlx::query(
             "INSERT INTO lane (destination, lane, lanes, last_id, topics) SELECT ?1, 0, 1, ?3, ?2

@@ -149,6 +149,16 @@ impl Source for SqliteSource {
         if opened.rows_affected() == 0 {
             return Err(self.lost(lease));
         }
+        let topics: Option<String> = sqlx::query("SELECT topics FROM lane WHERE destination = ? AND lane = ?")
+            .bind(&self.destination)
+            .bind(lease.slot)
+            .fetch_one(&mut *tx)
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(self.store.failed(DOING))?;
+        if topics != self.topics.regex() {
+            return Err(topic::routes_changed(&self.destination));
+        }
         let (parked_keys, parked_keyless) =
             parked::keys(&mut tx, self, lease.slot).await.map_err(self.store.failed(DOING))?;
         tx.commit().await.map_err(self.store.failed(DOING))?;
