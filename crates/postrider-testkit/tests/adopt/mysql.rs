@@ -198,9 +198,11 @@ async fn mistakes_are_named_and_the_index_is_proposed() {
         findings.iter().any(|finding| finding.message.contains("1 rows are in the state \"sent?\"")),
         "{findings:?}"
     );
-    let index = findings.iter().find(|finding| finding.severity == Severity::Warning).expect("an index is missing");
+    let is_index = |finding: &&postrider::doctor::Finding| finding.remedy.starts_with("CREATE INDEX");
+    let index = findings.iter().find(is_index).expect("an index is missing");
     bed.sql(&index.remedy).await;
     bed.sql("DELETE FROM outbox_events").await;
     let findings = table.inspect().await.expect("answers");
-    assert_eq!(findings[0].severity, Severity::Ok, "{findings:?}");
+    assert!(findings.iter().find(is_index).is_none(), "{findings:?}");
+    assert!(findings.iter().all(|finding| finding.severity != Severity::Error), "{findings:?}");
 }
