@@ -209,6 +209,25 @@ mod plain_sql {
         }
     }
 
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_message_with_a_topic_that_fits_nowhere_is_buried() {
+        use postrider::broker::{Origin, RawMessage};
+        use postrider::inbox::{Body, DeadLetter, Failed, Retries};
+        let bed = MysqlBed::new().await;
+        let raw = RawMessage { headers: Default::default(), payload: "x".into() };
+        let origin = Origin { topic: "é".repeat(300), ..Origin::default() };
+        let failed = Failed { error_type: "corrupt".to_owned(), error: "too long".to_owned(), causes: Vec::new() };
+        let (id, message) = (raw.id(), Body::Raw(&raw));
+        let letter = DeadLetter { consumer: "c", message, id, failed: &failed, origin: &origin, held: None };
+        bed.store().bury(&letter).await.expect("buried");
+        let (topic, all): (String, String) = sqlx::query_as("SELECT topic, origin FROM postrider_dead_letter")
+            .fetch_one(bed.store().pool())
+            .await
+            .expect("one");
+        assert_eq!(topic, "é".repeat(255));
+        assert!(all.contains(&origin.topic), "all of it is kept beside");
+    }
+
     /// Databases here compare texts without case, accents and trailing blanks unless they are told otherwise.
     #[tokio::test(flavor = "multi_thread")]
     async fn keys_that_look_alike_are_different() {

@@ -94,6 +94,88 @@ async fn a_repetition_is_stored_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_same_message_id_of_another_source_is_no_repetition() {
+    let settings = fresh().await;
+    let broker = open(settings.clone());
+    let make = |source: &str, payload: &'static str| {
+        Event::builder("a", "k").source(source).message_id("outbox-17").payload("text/plain", payload)
+    };
+    let events = [
+        make("orders", "1").build(),
+        make("bills", "2").build(),
+        // Raw ones have no source.
+        make("orders", "3").raw().build(),
+        make("bills", "4").raw().build(),
+    ];
+    let events = events.map(|event| event.expect("valid"));
+    for event in events.iter().chain(&events) {
+        publish(&broker, event.clone()).await.expect("confirmed");
+    }
+    let mut subscription =
+        broker.subscribe(&ConsumerSpec::new("all", &["#"]), &lease(1)).await.expect("the subscription begins");
+    for event in &events {
+        let got = subscription.next().await.expect("a message").event.expect("an event");
+        assert_eq!((got.payload(), got.id()), (event.payload(), event.id()));
+    }
+    let mut stream = jetstream().await.get_stream(&settings.stream).await.expect("is there");
+    assert_eq!(stream.info().await.expect("answers").state.messages, 4, "repetitions are stored once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subject_without_a_shard_is_received() {
+    let settings = fresh().await;
+    let broker = open(settings.clone());
+    let mut subscription = broker
+        .subscribe(&ConsumerSpec::new("all", &["orders.created"]), &lease(1))
+        .await
+        .expect("the subscription begins");
+    let jetstream = jetstream().await;
+    for (topic, id) in [("other.topic", "m-1"), ("orders.created", "m-2")] {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert("Nats-Msg-Id", id);
+        let subject = format!("{}.{topic}", settings.prefix);
+        let published = jetstream.publish_with_headers(subject, headers, id.into()).await.expect("sent");
+        published.await.expect("confirmed");
+    }
+    let got = subscription.next().await.expect("a message").event.expect("an event");
+    assert_eq!((got.topic(), got.payload().as_ref()), ("orders.created", b"m-2".as_slice()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_over_is_followed_by_another() {
+    let broker = open(fresh().await);
+    let mut subscription =
+        broker.subscribe(&ConsumerSpec::new("all", &["#"]), &lease(1)).await.expect("the subscription begins");
+    // Some of what was asked for comes, then nothing for longer than the server waits.
+    for n in ["1", "2"] {
+        publish(&broker, event("k", n)).await.expect("confirmed");
+        assert_eq!(name(&subscription.next().await.expect("a message").event.expect("an event")), n);
+    }
+    let silence = tokio::time::timeout(std::time::Duration::from_secs(12), subscription.next()).await;
+    assert!(silence.is_err(), "what the server still owes is what is still missing");
+    publish(&broker, event("k", "3")).await.expect("confirmed");
+    assert_eq!(name(&subscription.next().await.expect("a message").event.expect("an event")), "3");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_with_a_successor_leaves_nothing_behind() {
+    let settings = fresh().await;
+    let broker = open(settings.clone());
+    let spec = ConsumerSpec::new("all", &["#"]);
+    let mut first = broker.subscribe(&spec, &lease(1)).await.expect("subscribes");
+    publish(&broker, event("k", "a")).await.expect("confirmed");
+    first.next().await.expect("a message");
+    let mut second = broker.subscribe(&spec, &lease(2)).await.expect("subscribes");
+    // It does not know yet.
+    first.close().await.expect("closes");
+    second.next().await.expect("a message");
+    let stream = jetstream().await.get_stream(&settings.stream).await.expect("is there");
+    let names: Vec<_> = stream.consumer_names().map(|name| name.expect("a name")).collect().await;
+    assert_eq!(names.len(), 1, "{names:?}");
+    assert!(names[0].starts_with("all-1-0-2-"), "{names:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_too_large_or_no_subject_troubles_nobody_else() {
     let broker = open(fresh().await);
     let make = |topic: &str, bytes: usize| {
@@ -233,7 +315,6 @@ async fn only_what_everybody_has_done_is_purged() {
     let settings = NatsSettings { retention: std::time::Duration::ZERO, ..fresh().await };
     let broker = open(settings.clone());
     let (slow, quick) = (ConsumerSpec::new("slow", &["#"]), ConsumerSpec::new("quick", &["#"]));
-    // It wants nothing of all this, so it has done all of it.
     let idle = ConsumerSpec::new("idle", &["other.topic"]);
     for spec in [&slow, &quick, &idle] {
         broker.subscribe(spec, &lease(1)).await.expect("subscribes").close().await.expect("closes");
@@ -251,6 +332,11 @@ async fn only_what_everybody_has_done_is_purged() {
     read(&quick, 100).await;
     assert_eq!(broker.trim().await.expect("trims"), 0, "the slow one has read nothing");
     read(&slow, 45).await;
+    assert_eq!(broker.trim().await.expect("trims"), 0, "the idle one has not looked at it");
+    let mut subscription = broker.subscribe(&idle, &lease(2)).await.expect("subscribes");
+    let silence = tokio::time::timeout(std::time::Duration::from_millis(500), subscription.next()).await;
+    assert!(silence.is_err(), "it wants nothing of all this");
+    subscription.close().await.expect("closes");
     // Times are compared by the second.
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     assert_eq!(broker.trim().await.expect("trims"), 45);

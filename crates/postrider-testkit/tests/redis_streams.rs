@@ -195,6 +195,35 @@ async fn a_message_climbs_the_ladder_and_comes_back_by_replay() {
     log_bed::a_message_climbs_the_ladder(Arc::new(open(fresh().await))).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dead_holder_had_in_hand_stays_suspect_until_it_is_done() {
+    let broker = open(fresh().await);
+    let spec = |prefetch| ConsumerSpec { prefetch, ..ConsumerSpec::new("all", &["#"]) };
+    let events: Vec<_> = (0..20).map(|n| Arc::new(event("k", &format!("{n:02}")))).collect();
+    assert!(broker.publish(&events).await.iter().all(Result::is_ok));
+    let mut dead = broker.subscribe(&spec(20), &lease(1)).await.expect("subscribes");
+    for _ in 0..20 {
+        dead.next().await.expect("a message");
+    }
+    drop(dead);
+    // One that reads less dies too, and one ends in good order.
+    let mut dead = broker.subscribe(&spec(2), &lease(2)).await.expect("subscribes");
+    assert!(dead.next().await.expect("a message").is_redelivered);
+    drop(dead);
+    let mut orderly = broker.subscribe(&spec(2), &lease(3)).await.expect("subscribes");
+    let delivery = orderly.next().await.expect("a message");
+    orderly.ack(delivery.tag).await.expect("acked");
+    orderly.close().await.expect("closes");
+    let last = event("k", "20");
+    publish(&broker, last).await.expect("confirmed");
+    let mut last = broker.subscribe(&spec(50), &lease(4)).await.expect("subscribes");
+    for n in 1..=20 {
+        let delivery = last.next().await.expect("a message");
+        assert_eq!(delivery.is_redelivered, n < 20, "message {n}");
+        assert_eq!(name(&delivery.event.expect("an event")), format!("{n:02}"));
+    }
+}
+
 mod own_servers {
     use super::*;
 
@@ -227,6 +256,10 @@ mod own_servers {
         assert_eq!(severity("redis.persistence").await, Severity::Warning);
         set(server.url(), "appendonly", "no").await;
         assert_eq!(severity("redis.persistence").await, Severity::Error);
+        let error = publish(&broker(), event("k", "a")).await.expect_err("a restart would lose it");
+        assert_eq!(error.kind(), Kind::Mismatch);
+        assert!(error.to_string().contains("appendonly"), "{error}");
+        set(server.url(), "appendonly", "yes").await;
         set(server.url(), "maxmemory-policy", "volatile-lru").await;
         assert_eq!(severity("redis.eviction").await, Severity::Warning);
         set(server.url(), "maxmemory-policy", "allkeys-lru").await;
@@ -236,6 +269,28 @@ mod own_servers {
         let error = publish(&broker(), event("k", "a")).await.expect_err("it would be forgotten");
         assert_eq!(error.kind(), Kind::Mismatch);
         assert!(error.to_string().contains("allkeys-lru"), "{error}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_server_that_becomes_a_replica_is_connected_to_anew() {
+        let server = testbed::Redis::start_private().await.expect("Redis starts");
+        let broker = open(RedisStreamSettings::new(server.url()));
+        publish(&broker, event("k", "a")).await.expect("confirmed");
+        let connections = async || {
+            let mut redis = connect(server.url()).await;
+            let info: String = redis::cmd("INFO").arg("stats").query_async(&mut redis).await.expect("answers");
+            let total = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+            total.expect("counted").trim().parse::<u64>().expect("a number")
+        };
+        let mut redis = connect(server.url()).await;
+        // Nobody is at the other end, which is enough to refuse writes.
+        redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec_async(&mut redis).await.expect("becomes a replica");
+        let before = connections().await;
+        let error = publish(&broker, event("k", "b")).await.expect_err("a replica takes nothing");
+        assert_eq!(error.kind(), Kind::ReadOnly, "{error:?}");
+        redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec_async(&mut redis).await.expect("is a primary again");
+        publish(&broker, event("k", "b")).await.expect("confirmed");
+        assert_eq!(connections().await - before, 2, "the broker's new one, and the one that counts");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,8 @@ use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
 use crate::event::{
-    Event, HEADER_NAME_BYTES_MAX, HEADER_VALUE_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, TEXT_BYTES_MAX, Wire, id_of_hash,
+    Event, HEADER_NAME_BYTES_MAX, HEADER_VALUE_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, TEXT_BYTES_MAX, TOPIC_BYTES_MAX,
+    Wire, id_of_hash,
 };
 
 /// The version of the specification that we write.
@@ -249,6 +250,14 @@ impl Decoder {
                 "let the producer set a CloudEvents id or the broker's message id, so that repetitions can be told apart",
             ));
         };
+        if self.topic.len() > TOPIC_BYTES_MAX {
+            let bytes = self.topic.len();
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("a message has a topic of {bytes} bytes, at most {TOPIC_BYTES_MAX} can be kept"),
+            )
+            .with_remedy("let the producer use a shorter topic"));
+        }
         let id = id_of(self.source.as_deref().unwrap_or_default(), id);
         let topic = crate::inbox::without_nul(self.topic);
         let kind = text(self.kind, TEXT_BYTES_MAX).unwrap_or_else(|| topic.clone());
@@ -403,6 +412,17 @@ mod tests {
     fn a_message_without_an_id_is_no_event() {
         let error = Decoder::new("t").finish(Bytes::new()).unwrap_err();
         assert_eq!(error.kind(), Kind::Corrupt);
+    }
+
+    #[test]
+    fn a_topic_that_no_store_can_keep_is_no_events() {
+        let finish = |bytes: usize| {
+            let mut decoder = Decoder::new("t".repeat(bytes));
+            decoder.carrier_id("1");
+            decoder.finish(Bytes::new())
+        };
+        assert!(finish(TOPIC_BYTES_MAX).is_ok());
+        assert_eq!(finish(TOPIC_BYTES_MAX + 1).unwrap_err().kind(), Kind::Corrupt);
     }
 
     #[test]

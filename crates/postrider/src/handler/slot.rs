@@ -120,7 +120,8 @@ async fn consume<I: Inbox>(
         }
         if looking.is_none() && Instant::now() >= next_look {
             let run = run.clone();
-            let is_sweep = desk.has_held() && next_sweep <= Instant::now();
+            // Also while none is known of: one that was held by another instance is not known of here.
+            let is_sweep = next_sweep <= Instant::now();
             if is_sweep {
                 next_sweep = Instant::now() + SWEEP_EVERY;
             }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisResult};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::sync::Mutex;
 
 use super::error::classify;
@@ -63,14 +63,18 @@ impl Link {
             Ok(value) => Ok(value),
             Err(error) => {
                 // Also after a time-out: the other side may be gone without a word.
-                if error.is_io_error() || error.is_unrecoverable_error() {
-                    let mut state = self.state.lock().await;
-                    if state.generation == generation {
-                        state.connection = None;
-                    }
+                if error.is_io_error() || error.is_unrecoverable_error() || is_demoted(&error) {
+                    self.forget(generation).await;
                 }
                 Err(classify(&self.shown, error))
             }
+        }
+    }
+
+    async fn forget(&self, generation: u64) {
+        let mut state = self.state.lock().await;
+        if state.generation == generation {
+            state.connection = None;
         }
     }
 
@@ -112,4 +116,9 @@ impl Link {
             }
         }
     }
+}
+
+/// Whether the server was a primary and is none any more: the address may lead to another one by now.
+pub(crate) fn is_demoted(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown))
 }

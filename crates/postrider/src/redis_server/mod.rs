@@ -9,7 +9,7 @@ mod info;
 mod link;
 
 pub(crate) use info::Info;
-pub(crate) use link::Link;
+pub(crate) use link::{Link, is_demoted};
 
 /// The driver for an address. [`Kind::Config`] when it cannot be read.
 pub(crate) fn client(url: &str) -> Result<Client> {

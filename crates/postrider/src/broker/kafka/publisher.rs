@@ -150,7 +150,10 @@ impl Publisher {
             if let Some(key) = record.key {
                 future = future.key(key);
             }
-            match producer.send_result(future) {
+            let sent = producer.send_result(future);
+            // Not kept while waiting: one that is renewed ends when nobody has it any more.
+            drop(producer);
+            match sent {
                 Ok(confirm) => return Ok(confirm),
                 Err((error, _)) => match code(&error) {
                     Some(Code::QueueFull) if Instant::now() < deadline => {}

@@ -1,9 +1,10 @@
 //! An event as a NATS message, and back: CloudEvents 1.0 in binary mode, attributes as `ce-` headers.
 //!
 //! The subject is `<prefix>.<shard>.<topic>`, the shard two digits, so that other programs can share the work by subject.
-//! `Nats-Msg-Id` repeats the message id: JetStream drops a second message with the same one while its duplicate window
-//! lasts. Values of attributes are percent-encoded as in HTTP, because a NATS header is a line; the producer's own headers
-//! travel as they are.
+//! JetStream drops a second message with the same `Nats-Msg-Id` while its duplicate window lasts, and confirms it. So this
+//! header says everything that makes an event another one: source and message id, or of a raw event, which has no source,
+//! message id and content. Values of attributes are percent-encoded as in HTTP, because a NATS header is a line; the
+//! producer's own headers travel as they are.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -12,14 +13,16 @@ use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
 use bytes::Bytes;
 
 use super::settings::NatsSettings;
-use crate::broker::cloudevents::{self, Decoder};
+use crate::broker::cloudevents::{self, Attribute, Decoder};
 use crate::broker::{RawMessage, Undecodable, topic};
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
 use crate::inbox::without_nul;
 
 /// What JetStream knows repetitions by.
-const MESSAGE_ID: &str = "Nats-Msg-Id";
+const REPETITION_ID: &str = "Nats-Msg-Id";
+/// The message id of a raw event, which has no attribute for it.
+const MESSAGE_ID: &str = "message-id";
 /// In front of CloudEvents attributes.
 const ATTRIBUTE: &str = "ce-";
 /// In front of what the server acts on.
@@ -34,11 +37,12 @@ pub(super) fn check(event: &Event, settings: &NatsSettings, bytes_max: Option<us
     event.check_size(settings.payload_bytes_max)?;
     let is_taken = |name: &&String| {
         let name = name.to_ascii_lowercase();
-        name.starts_with(SERVERS_OWN) || (!event.is_raw() && name.starts_with(ATTRIBUTE))
+        let is_ours = if event.is_raw() { name == MESSAGE_ID } else { name.starts_with(ATTRIBUTE) };
+        is_ours || name.starts_with(SERVERS_OWN)
     };
     if let Some(name) = event.headers().keys().find(is_taken) {
         return Err(Error::new(Kind::Invalid, format!("the header name {name:?} has a meaning of its own on NATS"))
-            .with_remedy("choose a header name that does not begin with nats- or ce-"));
+            .with_remedy("choose a header name that does not begin with nats- or ce-, and is not message-id"));
     }
     let Some(bytes_max) = bytes_max else { return Ok(()) };
     let bytes = wire_bytes(&headers(event)) + event.payload().len();
@@ -86,8 +90,28 @@ pub(super) fn headers(event: &Event) -> HeaderMap {
     cloudevents::encode(event, |attribute, value| {
         put(&mut headers, &format!("{ATTRIBUTE}{}", attribute.name()), &escape(&value));
     });
-    put(&mut headers, MESSAGE_ID, &event.message_id());
+    if event.is_raw() {
+        put(&mut headers, MESSAGE_ID, &event.message_id());
+    }
+    put(&mut headers, REPETITION_ID, &repetition_id(event));
     headers
+}
+
+/// The same for a repetition of the event, and for nothing else: what JetStream takes for one is lost.
+fn repetition_id(event: &Event) -> String {
+    // Without slashes, so that no two pairs become the same.
+    let id = escape(&event.message_id()).replace('/', "%2F");
+    if !event.is_raw() {
+        return format!("{}/{id}", escape(event.source().unwrap_or(cloudevents::SOURCE_DEFAULT)));
+    }
+    match event.fingerprint() {
+        Some(fingerprint) => format!("{id}/{fingerprint:016x}"),
+        // A payload that is elsewhere: the event holds its hash.
+        None => format!(
+            "{id}/{}",
+            event.headers().get(Attribute::DataHash.name()).map(|hash| escape(hash)).unwrap_or_default()
+        ),
+    }
 }
 
 /// The headers of an event that is set aside.
@@ -95,9 +119,11 @@ pub(super) fn aside_headers(event: &Event) -> HeaderMap {
     let mut aside = HeaderMap::new();
     for (name, values) in headers(event).iter() {
         let name: &str = name.as_ref();
-        let name = if name.eq_ignore_ascii_case(MESSAGE_ID) { ASIDE_ID } else { name };
-        values.iter().for_each(|value| put(&mut aside, name, value.as_str()));
+        if !name.eq_ignore_ascii_case(REPETITION_ID) {
+            values.iter().for_each(|value| put(&mut aside, name, value.as_str()));
+        }
     }
+    put(&mut aside, ASIDE_ID, &event.message_id());
     aside
 }
 
@@ -123,19 +149,27 @@ pub(super) fn put(headers: &mut HeaderMap, name: &str, value: &str) {
 #[expect(clippy::result_large_err, reason = "a delivery holds the same")]
 pub(super) fn decode(topic: &str, headers: &HeaderMap, payload: Bytes) -> Result<Event, Undecodable> {
     let mut decoder = Decoder::new(topic);
+    // Beside an attribute that says the id, `message-id` is a header as any other.
+    let has_id = headers.iter().any(|(name, _)| AsRef::<str>::as_ref(name).eq_ignore_ascii_case("ce-id"));
+    let (mut message_id, mut repetition_id) = (None, None);
     for (name, values) in headers.iter() {
         let Some(value) = values.last().map(HeaderValue::as_str) else { continue };
         let own: &str = name.as_ref();
         let name = own.to_ascii_lowercase();
         if let Some(attribute) = name.strip_prefix(ATTRIBUTE) {
             decoder.attribute(attribute, unescape(value));
-        } else if name.eq_ignore_ascii_case(MESSAGE_ID) {
-            decoder.carrier_id(value);
+        } else if name.eq_ignore_ascii_case(REPETITION_ID) {
+            repetition_id = Some(value);
+        } else if name == MESSAGE_ID && !has_id {
+            message_id = Some(value);
         } else if name == CONTENT_TYPE {
             decoder.content_type(value);
         } else if !name.starts_with(SERVERS_OWN) {
             decoder.header(own, value.to_owned());
         }
+    }
+    if let Some(id) = message_id.or(repetition_id) {
+        decoder.carrier_id(id);
     }
     decoder.finish(payload.clone()).map_err(|error| Undecodable { error, raw: raw(headers, payload) })
 }
@@ -214,9 +248,30 @@ mod tests {
     fn a_raw_event_has_its_own_headers_and_its_id() {
         let event = build(Event::builder("a.b", "k").key("x").message_id("outbox-17").header("x-y", "z").raw());
         let headers = headers(&event);
-        assert_eq!(headers.len(), 3, "{headers:?}");
+        assert_eq!(headers.len(), 4, "{headers:?}");
         let back = decode("a.b", &headers, event.payload().clone()).unwrap();
         assert_eq!((back.id(), back.key(), &back.headers()["x-y"]), (event.id(), None, &"z".to_owned()));
+    }
+
+    #[test]
+    fn only_a_repetition_has_the_same_repetition_id() {
+        let of = |source: &str, id: &str, payload: &'static str| {
+            let event = Event::builder("a", "k").source(source).message_id(id).payload("text/plain", payload);
+            (repetition_id(&event.clone().build().unwrap()), repetition_id(&event.raw().build().unwrap()))
+        };
+        let (enveloped, raw) = of("s", "1", "x");
+        assert_eq!(of("s", "1", "x"), (enveloped.clone(), raw.clone()));
+        assert_ne!(of("t", "1", "x").0, enveloped);
+        assert_ne!(of("s", "2", "x").0, enveloped);
+        assert_ne!(of("s", "1", "y").1, raw);
+        assert_ne!(of("s", "2", "x").1, raw);
+        assert_ne!(of("s/1", "2", "x").0, of("s", "1/2", "x").0);
+    }
+
+    #[test]
+    fn a_message_id_of_the_producers_own_stays_a_header() {
+        let event = build(Event::builder("a.b", "k").header("message-id", "mine"));
+        assert_eq!(decode("a.b", &headers(&event), event.payload().clone()).unwrap(), event);
     }
 
     #[test]
@@ -242,6 +297,8 @@ mod tests {
             let event = build(Event::builder("a", "k").header(header, "x"));
             assert_eq!(check(&event, &settings, None).unwrap_err().kind(), Kind::Invalid, "{header}");
         }
+        let raw = build(Event::builder("a", "k").header("Message-ID", "x").raw());
+        assert_eq!(check(&raw, &settings, None).unwrap_err().kind(), Kind::Invalid);
     }
 
     #[test]

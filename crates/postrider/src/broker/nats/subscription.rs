@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, ReplayPolicy, pull};
 use async_nats::jetstream::context::ConsumerInfoErrorKind;
 use async_nats::jetstream::stream::{ConsumerErrorKind, Stream};
@@ -38,6 +39,8 @@ const WINDOW_MAX: usize = 10_000;
 const ACK_WAIT: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// How often what everybody has done is purged.
 const TRIM_EVERY: Duration = Duration::from_secs(5 * 60);
+/// The header that says how many messages of a request that is over the server has not sent.
+const OWED: &str = "Nats-Pending-Messages";
 /// How long an orderly end may take.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
@@ -68,6 +71,8 @@ pub(super) struct StreamSubscription {
     asked_until: Instant,
     /// Whether nobody answers for the durable consumer any more.
     is_unheard: bool,
+    /// Whether a successor has removed it.
+    is_replaced: bool,
     next_trim: Instant,
     trimming: Option<JoinHandle<Result<u64>>>,
 }
@@ -109,6 +114,7 @@ impl StreamSubscription {
             asked: 0,
             asked_until: now,
             is_unheard: false,
+            is_replaced: false,
             next_trim: now + TRIM_EVERY.mul_f64(fastrand::f64()),
             trimming: None,
             link: link.clone(),
@@ -130,7 +136,8 @@ impl StreamSubscription {
             ack_wait: ACK_WAIT,
             max_deliver: -1,
             max_ack_pending: -1,
-            filter_subject: filter(&self.settings.prefix, &self.consumer),
+            // Everything, also what has no shard in its subject; `take` knows what is wanted.
+            filter_subject: self.settings.subjects(),
             replay_policy: ReplayPolicy::Instant,
             ..pull::Config::default()
         };
@@ -141,10 +148,15 @@ impl StreamSubscription {
     /// Removes durable consumers that have a successor. What stays behind is removed by the next one.
     async fn remove(&self, names: &[String]) {
         for name in names {
-            if let Err(error) = self.stream.delete_consumer(name).await {
-                tracing::debug!(durable = %name, %error, "a durable consumer was not removed");
-            }
+            self.remove_one(name).await;
         }
+    }
+
+    /// False when somebody else has removed it before.
+    async fn remove_one(&self, name: &str) -> bool {
+        let Err(error) = self.stream.delete_consumer(name).await else { return true };
+        tracing::debug!(durable = %name, %error, "a durable consumer was not removed");
+        !matches!(error.kind(), ConsumerErrorKind::JetStream(said) if said.error_code() == ErrorCode::CONSUMER_NOT_FOUND)
     }
 
     /// Asks for as many messages as there is room for.
@@ -196,6 +208,11 @@ impl StreamSubscription {
             None | Some(StatusCode::OK) => {}
             // The request is over: it has waited long enough, or was answered.
             Some(StatusCode::NOT_FOUND | StatusCode::TIMEOUT) => {
+                // What the server says it still owes; the rest of what was asked for has left it.
+                let owed = received.headers.as_ref().and_then(|headers| headers.get(OWED));
+                if owed.and_then(|owed| owed.as_str().parse().ok()).is_some_and(|owed: usize| owed != self.asked) {
+                    return Err(self.lost());
+                }
                 self.asked = 0;
                 return Ok(None);
             }
@@ -218,10 +235,7 @@ impl StreamSubscription {
         let Ok(info) = received.info() else { return Ok(None) };
         let (count, sequence, times) = (info.consumer_sequence, info.stream_sequence, info.delivered);
         if count != self.count + 1 || times != 1 {
-            return Err(Error::new(
-                Kind::Unavailable,
-                format!("messages from NATS at {} were lost on their way, reading them again", self.link.shown()),
-            ));
+            return Err(self.lost());
         }
         self.count = count;
         self.asked = self.asked.saturating_sub(1);
@@ -249,7 +263,7 @@ impl StreamSubscription {
     }
 
     /// Why nobody answers.
-    async fn unheard(&self) -> Error {
+    async fn unheard(&mut self) -> Error {
         match self.stream.consumer_info(&self.name).await {
             Err(error) if error.kind() == ConsumerInfoErrorKind::NotFound => self.replaced(),
             Err(error) => classify(error, self.doing(), self.link.shown()),
@@ -260,7 +274,15 @@ impl StreamSubscription {
         }
     }
 
-    fn replaced(&self) -> Error {
+    fn lost(&self) -> Error {
+        Error::new(
+            Kind::Unavailable,
+            format!("messages from NATS at {} were lost on their way, reading them again", self.link.shown()),
+        )
+    }
+
+    fn replaced(&mut self) -> Error {
+        self.is_replaced = true;
         Error::new(Kind::LeaseLost, format!("the durable consumer {:?} was removed by its successor", self.name))
     }
 
@@ -278,8 +300,12 @@ impl StreamSubscription {
     }
 
     /// Tells the floor and waits for the answer; then leaves a durable consumer that was never read, so that the next
-    /// holder need not suspect what was in hand here.
+    /// holder need not suspect what was in hand here. One who has a successor leaves nothing: nobody would ever read it,
+    /// and what it has not done would be kept for ever.
     async fn leave(&mut self) -> Result<()> {
+        if self.is_replaced {
+            return Ok(());
+        }
         if let Some((sequence, reply)) = self.window.advance() {
             self.floor = sequence;
             self.untold = Some(reply);
@@ -289,24 +315,16 @@ impl StreamSubscription {
             told.map_err(|error| classify(error, self.doing(), self.link.shown()))?;
         }
         if self.window.len() > 0 || self.asked > 0 {
+            // Not there: removed by a successor.
+            let found = self.stream.consumer_info(&self.name).await;
+            found.map_err(|error| classify(error, self.doing(), self.link.shown()))?;
             let next = durable::name(&self.consumer, &self.lease);
             self.create(&next, self.floor).await?;
-            self.remove(std::slice::from_ref(&self.name)).await;
+            if !self.remove_one(&self.name).await {
+                self.remove_one(&next).await;
+            }
         }
         Ok(())
-    }
-}
-
-/// The narrowest filter that lets everything pass that the consumer wants. JetStream has no word for AMQP's `#`, which may
-/// stand for no word at all, and before 2.10 it takes one filter only.
-fn filter(prefix: &str, consumer: &ConsumerSpec) -> String {
-    match consumer.topics.as_slice() {
-        [pattern]
-            if !pattern.contains('#') && message::check_words("", &pattern.replace('*', "x"), Kind::Config).is_ok() =>
-        {
-            format!("{prefix}.*.{pattern}")
-        }
-        _ => format!("{prefix}.>"),
     }
 }
 
@@ -374,21 +392,5 @@ impl Subscription for StreamSubscription {
             Ok(Ok(())) => {}
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_filter_lets_everything_pass_that_is_wanted() {
-        let filter = |topics: &[&str]| filter("p", &ConsumerSpec::new("c", topics));
-        assert_eq!(filter(&["orders.*"]), "p.*.orders.*");
-        assert_eq!(filter(&["orders.created"]), "p.*.orders.created");
-        assert_eq!(filter(&["#"]), "p.>");
-        assert_eq!(filter(&["orders.#"]), "p.>", "it matches orders too");
-        assert_eq!(filter(&["a", "b"]), "p.>");
-        assert_eq!(filter(&["a b"]), "p.>");
     }
 }

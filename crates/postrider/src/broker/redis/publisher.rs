@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
 
 use super::error::of_streams;
@@ -11,7 +12,7 @@ use super::settings::RedisStreamSettings;
 use crate::broker::topic;
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
-use crate::redis_server::{Info, Link};
+use crate::redis_server::{Info, Link, is_demoted};
 
 /// How often Redis is asked whether it would forget events.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -54,7 +55,16 @@ impl Publisher {
                 command.arg(name).arg(value);
             });
         }
-        let added = self.link.call(async |connection| pipe.query_async(connection).await).await;
+        let adding = async |connection: &mut MultiplexedConnection| {
+            let added: Vec<RedisResult<Value>> = pipe.query_async(connection).await?;
+            // The link must hear of it, so that it connects anew; what was added before is known by its id.
+            let heard = added.into_iter().map(|added| match added {
+                Err(error) if is_demoted(&error) => Err(error),
+                added => Ok(added),
+            });
+            heard.collect()
+        };
+        let added = self.link.call(adding).await;
         let added: Vec<RedisResult<Value>> = added.map_err(|error| self.heard(error))?;
         let results = added.into_iter().map(|added| match added {
             Ok(_) => Ok(()),
@@ -67,19 +77,25 @@ impl Publisher {
         }
     }
 
-    /// Refuses to publish where the whole stream could be evicted. Nobody else would notice.
+    /// Refuses to publish where the whole stream could be evicted, or is gone after a restart. Nobody else would notice.
     async fn look(&self) -> Result<()> {
         if self.state().safe_at.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
             return Ok(());
         }
         // A user who may not ask has been told by `inspect`.
-        if let Some(info) = Info::read(&self.link).await?
-            && info.eviction().starts_with("allkeys-")
-            && info.has_memory_limit()
-        {
-            let found = format!("Redis at {} drops events when its memory is full", self.link.shown);
-            return Err(Error::new(Kind::Mismatch, format!("{found} (maxmemory-policy {})", info.eviction()))
-                .with_remedy("set maxmemory-policy noeviction in redis.conf, or use another Redis than the cache"));
+        if let Some(info) = Info::read(&self.link).await? {
+            if info.eviction().starts_with("allkeys-") && info.has_memory_limit() {
+                let found = format!("Redis at {} drops events when its memory is full", self.link.shown);
+                return Err(Error::new(Kind::Mismatch, format!("{found} (maxmemory-policy {})", info.eviction()))
+                    .with_remedy(
+                        "set maxmemory-policy noeviction in redis.conf, or use another Redis than the cache",
+                    ));
+            }
+            if info.value("aof_enabled") == Some("0") {
+                let found = format!("Redis at {} loses events when it restarts (appendonly is off)", self.link.shown);
+                return Err(Error::new(Kind::Mismatch, found)
+                    .with_remedy("set appendonly yes and appendfsync always in redis.conf"));
+            }
         }
         self.state().safe_at = Some(Instant::now());
         Ok(())

@@ -68,6 +68,12 @@ macro_rules! fenced {
             "#!lua flags=allow-oom\nlocal function place(i) return ",
             $first,
             " + (i - 2) * 2 end \
+            local function parts(id) local ms, seq = string.match(id, '^(%d+)-(%d+)$') return tonumber(ms), tonumber(seq) end \
+            local function is_above(a, b) \
+                local a_ms, a_seq = parts(a) \
+                local b_ms, b_seq = parts(b) \
+                return a_ms > b_ms or (a_ms == b_ms and a_seq > b_seq) \
+            end \
             for i = 2, #KEYS do \
                 local holder = redis.call('HGET', KEYS[1], 'holder:' .. ARGV[place(i)]) \
                 if not holder or string.match(holder, ' (%w+)$') ~= ARGV[1] then return {0} end \
@@ -92,7 +98,12 @@ const READ: &str = fenced!(
             found = redis.call('XRANGE', KEYS[i], '(' .. ARGV[place(i) + 1], '+', 'COUNT', left) \
             left = left - #found \
         end \
-        if #found > 0 then redis.call('HSET', KEYS[1], 'seen:' .. ARGV[place(i)], found[#found][1]) end \
+        if #found > 0 then \
+            local seen = redis.call('HGET', KEYS[1], 'seen:' .. ARGV[place(i)]) \
+            if not seen or is_above(found[#found][1], seen) then \
+                redis.call('HSET', KEYS[1], 'seen:' .. ARGV[place(i)], found[#found][1]) \
+            end \
+        end \
         answer[#answer + 1] = found \
     end \
     return answer"
@@ -105,12 +116,15 @@ const COMMIT: &str = fenced!(
     return {1}"
 );
 
-/// The same for all shards of the slot, whose holder ends in good order: what it has not done was never seen. Answers 1.
+/// The same for all shards of the slot, whose holder ends in good order: what it has not done it has not seen. Then, for
+/// each shard, what others had seen before it; that stays true. Answers 1.
 const LEAVE: &str = fenced!(
     "3",
     "for i = 2, #KEYS do \
         redis.call('XGROUP', 'SETID', KEYS[i], ARGV[2], ARGV[place(i) + 1]) \
         redis.call('HDEL', KEYS[1], 'holder:' .. ARGV[place(i)], 'seen:' .. ARGV[place(i)]) \
+        local before = ARGV[place(#KEYS + 1) + i - 2] \
+        if is_above(before, ARGV[place(i) + 1]) then redis.call('HSET', KEYS[1], 'seen:' .. ARGV[place(i)], before) end \
     end \
     return {1}"
 );

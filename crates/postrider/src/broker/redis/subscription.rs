@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use redis::aio::MultiplexedConnection;
-use redis::{FromRedisValue, ScriptInvocation, Value};
+use redis::{FromRedisValue, Script, ScriptInvocation, Value};
 use tokio::task::JoinHandle;
 
 use super::error::{of_streams, replaced, unexpected};
@@ -147,15 +147,27 @@ impl Reader {
         page.filter(|page| page.len() == after.len()).ok_or_else(|| unexpected(&self.link.shown))
     }
 
-    /// Writes positions, and with `is_last` that the holder ends in good order.
-    async fn commit(&self, positions: &[(u32, EntryId)], is_last: bool) -> Result<()> {
-        let script = if is_last { &self.scripts.leave } else { &self.scripts.commit };
+    /// Writes positions.
+    async fn commit(&self, positions: &[(u32, EntryId)]) -> Result<()> {
+        self.fenced(&self.moving(&self.scripts.commit, positions)).await.map(|_| ())
+    }
+
+    /// Writes positions, and that the holder ends in good order. `seen` is what others had seen before it.
+    async fn leave(&self, positions: &[(u32, EntryId)], seen: &[EntryId]) -> Result<()> {
+        let mut script = self.moving(&self.scripts.leave, positions);
+        seen.iter().for_each(|id| {
+            script.arg(id.to_string());
+        });
+        self.fenced(&script).await.map(|_| ())
+    }
+
+    fn moving<'s>(&self, script: &'s Script, positions: &[(u32, EntryId)]) -> ScriptInvocation<'s> {
         let mut script = script.key(self.settings.holders(&self.consumer.name));
         script.arg(&self.token).arg(&self.consumer.name);
         for (shard, id) in positions {
             script.key(self.settings.stream(*shard)).arg(shard).arg(id.to_string());
         }
-        self.fenced(&script).await.map(|_| ())
+        script
     }
 }
 
@@ -282,7 +294,7 @@ impl ShardSubscription {
         self.last_commit = Instant::now();
         self.shards.iter_mut().for_each(|shard| shard.committed = shard.done_to);
         let reader = self.reader.clone();
-        self.committing = Some(task::start(async move { reader.commit(&positions, false).await }));
+        self.committing = Some(task::start(async move { reader.commit(&positions).await }));
     }
 
     fn start_trim(&mut self) {
@@ -359,7 +371,8 @@ impl Subscription for ShardSubscription {
         }
         self.uncommitted();
         let positions: Vec<_> = self.shards.iter().map(|shard| (shard.number, shard.done_to)).collect();
+        let seen: Vec<_> = self.shards.iter().map(|shard| shard.seen).collect();
         let reader = self.reader.clone();
-        task::join(&mut Some(task::start(async move { reader.commit(&positions, true).await }))).await
+        task::join(&mut Some(task::start(async move { reader.leave(&positions, &seen).await }))).await
     }
 }

@@ -34,6 +34,15 @@ const BURY_AGAIN: &str = concat!(
     ", error_type = ?, error = ?, causes = ?, attempts = ?, history = ? WHERE id = ?"
 );
 
+/// What the columns hold. A message that cannot be buried would stop its consumer, and all of it stands in envelope or origin.
+const TOPIC_CHARS_MAX: usize = 255;
+const TYPE_CHARS_MAX: usize = 1024;
+
+/// The first characters of a text.
+fn first(text: &str, chars_max: usize) -> &str {
+    text.char_indices().nth(chars_max).map_or(text, |(end, _)| &text[..end])
+}
+
 /// See [`crate::inbox::Retries::bury`].
 pub(super) async fn once(store: &MysqlStore, dead: &DeadLetter<'_>) -> Result<()> {
     let mut tx = store.write().await?;
@@ -68,7 +77,7 @@ async fn write_inbox(tx: &mut MySqlConnection, dead: &DeadLetter<'_>) -> Result<
     let inserted = sqlx::query(INBOX_DEAD)
         .bind(dead.consumer)
         .bind(&id)
-        .bind(event.map_or(dead.origin.topic.as_str(), Event::topic))
+        .bind(first(event.map_or(dead.origin.topic.as_str(), Event::topic), TOPIC_CHARS_MAX))
         .bind(event.and_then(Event::key))
         .bind(&dead.failed.error)
         .bind(event.and_then(Event::fingerprint))
@@ -121,8 +130,8 @@ async fn write_letter(
             .bind(dead.consumer)
             .bind(id)
             .bind(event.map_or(0, topic::shard))
-            .bind(event.map_or(dead.origin.topic.as_str(), Event::topic))
-            .bind(event.map(Event::kind))
+            .bind(first(event.map_or(dead.origin.topic.as_str(), Event::topic), TOPIC_CHARS_MAX))
+            .bind(event.map(|event| first(event.kind(), TYPE_CHARS_MAX)))
             .bind(event.and_then(Event::key))
             .bind(event.and_then(Event::tenant))
             .bind(json(dead.origin))

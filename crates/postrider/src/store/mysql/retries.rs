@@ -14,13 +14,17 @@ use crate::event::Event;
 use crate::inbox::{Admission, DeadLetter, Failed, Held, Message, Part, Retries, Unsent, Why};
 use crate::store::json;
 
+/// Read without locks: a search for rows to change would wait for every row on its way that a handler has, also of others.
+const RUNNING: &str = "SELECT id FROM postrider_held WHERE consumer = ? AND shard % ? = ? AND state = 'running'";
+
+/// One that a handler still has is waited for: whether it was applied is known only then.
 const OPEN_RUNNING: &str = concat!(
     "UPDATE postrider_held SET state = 'suspect', next_at = ",
     now!(),
     ", history = JSON_MERGE_PRESERVE(history, JSON_OBJECT('at', ",
     now_text!(),
     ", 'error_type', 'crash', 'error', 'the process ended while it had the message')) \
-      WHERE consumer = ? AND shard % ? = ? AND state = 'running'"
+      WHERE state = 'running' AND id = ?"
 );
 
 /// Messages that wait for one that is gone: the one before them left while they came.
@@ -193,13 +197,17 @@ fn unsent(row: &MySqlRow) -> Result<Unsent> {
 #[async_trait]
 impl Retries for MysqlStore {
     async fn open(&self, part: Part<'_>) -> Result<Vec<String>> {
-        sqlx::query(OPEN_RUNNING)
+        let running = sqlx::query(RUNNING)
             .bind(part.consumer)
             .bind(part.slots)
             .bind(part.slot)
-            .execute(&self.own)
+            .fetch_all(&self.own)
             .await
             .map_err(db)?;
+        for row in &running {
+            let id: i64 = row.try_get(0).map_err(db)?;
+            sqlx::query(OPEN_RUNNING).bind(id).execute(&self.own).await.map_err(db)?;
+        }
         self.free_stranded(part).await?;
         let rows = sqlx::query(KEYS)
             .bind(part.consumer)
