@@ -13,6 +13,7 @@ use super::{BrokerUrl, Config, DESTINATION};
 
 /// `[broker]`
 #[derive(Clone)]
+#[allow(dead_code)] // some are for brokers that are not built in by default
 pub struct BrokerConfig {
     /// Which broker.
     pub url: BrokerUrl,
