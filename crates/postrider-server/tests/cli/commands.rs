@@ -74,7 +74,7 @@ fn what_is_sent_is_seen() {
 
     let status = place.run(&["status", "--json"]).json();
     assert_eq!(status["backlog"]["pending"], 2);
-    assert_eq!(status["broker"], "embedded");
+    assert_eq!(status["outboxes"][0]["broker"], "embedded");
     assert!(place.run(&["status"]).ok().contains("PENDING"));
 }
 

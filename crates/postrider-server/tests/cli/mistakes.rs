@@ -53,8 +53,8 @@ fn passwords_are_never_printed() {
     place.write("postrider.toml", "[store]\nurl = \"postgres://shop:topsecret@h:port/x\"\n[relay]\nx = 1\n");
     let said = place.run(&["status"]).fails(1, &["relay.x"]);
     assert!(!said.contains("topsecret"), "{said}");
-    place.write("postrider.toml", "[store]\nurl = \"mysql://shop:topsecret@h/x\"\n");
-    let said = place.run(&["status"]).fails(1, &["store.url must begin with", "mysql://shop:"]);
+    place.write("postrider.toml", "[store]\nurl = \"oracle://shop:topsecret@h/x\"\n");
+    let said = place.run(&["status"]).fails(1, &["store.url must begin with", "oracle://shop:"]);
     assert!(!said.contains("topsecret"), "{said}");
 }
 
