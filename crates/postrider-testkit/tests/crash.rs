@@ -10,7 +10,7 @@ mod own_servers {
 
     #[test]
     fn nothing_is_lost_doubled_or_reordered_under_kill_9() {
-        run(&["--events", "6000", "--kills", "4", "--broker-restarts", "1", "--store-restarts", "1"]);
+        run(&["--events", "4000", "--kills", "4", "--broker-restarts", "1", "--store-restarts", "1"]);
     }
 
     #[test]
