@@ -3,17 +3,16 @@
 set -euo pipefail
 
 cargo nextest list --workspace --all-features 2>/dev/null | awk '
-    # A line without blanks in front names a program, those below it are its tests.
-    /^[^ ]/ { program = $1; sub(/:$/, "", program); sub(/^.*::/, "", program); next }
-    /^ / && program == "embedded" { count["embedded broker"]++ }
-    /^ / && program == "sqlite" { count["SQLite store"]++ }
-    /^ / && program ~ /^(postgres|adopt|tables|patterns|newest_guide)$/ && !/ mysql::/ { count["PostgreSQL store"]++ }
-    /^ / && (program ~ /^mysql/ || (program == "adopt" && / mysql::/)) { count["MariaDB store"]++ }
-    /^ / && program ~ /^(rabbitmq|bad_input|outages|ladder|planted|examples)$/ { count["RabbitMQ"]++ }
-    /^ / && program == "kafka" { count["Kafka"]++ }
-    /^ / && program == "nats" { count["NATS"]++ }
-    /^ / && program == "redis_streams" { count["Redis Streams"]++ }
-    /^ / { all++ }
+    # Each line has a program and one of its tests.
+    { program = $1; sub(/^.*::/, "", program); all++ }
+    program == "embedded" { count["embedded broker"]++ }
+    program == "sqlite" { count["SQLite store"]++ }
+    program ~ /^(postgres|adopt|tables|patterns|newest_guide)$/ && $2 !~ /^mysql::/ { count["PostgreSQL store"]++ }
+    program ~ /^mysql/ || (program == "adopt" && $2 ~ /^mysql::/) { count["MariaDB store"]++ }
+    program ~ /^(rabbitmq|bad_input|outages|ladder|planted|examples)$/ { count["RabbitMQ"]++ }
+    program == "kafka" { count["Kafka"]++ }
+    program == "nats" { count["NATS"]++ }
+    program == "redis_streams" { count["Redis Streams"]++ }
     END {
         split("SQLite store,PostgreSQL store,MariaDB store,embedded broker,RabbitMQ,Kafka,NATS,Redis Streams", names, ",")
         for (n = 1; n in names; n++) {
