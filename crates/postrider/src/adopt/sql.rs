@@ -257,42 +257,6 @@ impl Sql {
         format!("s.outbox = {name} AND s.row_id = {id}")
     }
 
-    /// Conditions on an earlier row `b` that keep the later ones of its key back for a while, or until a person has decided. Without
-    /// them a page could be full of such rows, and other keys would wait for them.
-    fn blocked(&self) -> Vec<String> {
-        let mut conditions = Vec::new();
-        if let State::Status { column, processing, failed, .. } = &self.mapping.state {
-            for word in [processing, failed].into_iter().flatten() {
-                conditions.push(format!("{} = {}", self.name(column), self.dialect.literal(word)));
-            }
-        }
-        let unpublished = self.unpublished().into_iter().next().unwrap_or_default();
-        if let (Some(attempts), Some(max)) = (&self.mapping.attempts, &self.mapping.attempts_max) {
-            let (attempts, max) = (self.name(attempts), self.name(max));
-            conditions.push(format!("{unpublished} AND coalesce({attempts}, 0) >= coalesce({max}, 2147483647)"));
-        }
-        if let Some(available) = &self.mapping.available_at {
-            conditions.push(format!("{} AND {} > {}", self.pending(), self.name(available), self.now(available)));
-        }
-        if self.mapping.needs_side_table() {
-            let (side, now) = (self.dialect.side_table(), self.dialect.instant());
-            let (name, id) = (self.dialect.literal(&self.mapping.name), self.name(&self.mapping.id));
-            let row_id = match (self.dialect, self.is_integer_id()) {
-                // Only rows of this outbox have ids of this type.
-                (Dialect::Postgres, _) => {
-                    format!("CASE WHEN s.outbox = {name} THEN s.row_id::{} END", self.id_type)
-                }
-                (Dialect::Mysql, true) => "CAST(s.row_id AS SIGNED)".to_owned(),
-                (Dialect::Mysql, false) => "s.row_id".to_owned(),
-            };
-            conditions.push(format!(
-                "{unpublished} AND b.{id} IN (SELECT {row_id} FROM {side} s \
-                 WHERE s.outbox = {name} AND (s.is_failed OR s.next_at > {now}))"
-            ));
-        }
-        conditions
-    }
-
     /// Rows that may be published now.
     fn due(&self) -> String {
         let mut condition = self.pending();
@@ -308,15 +272,6 @@ impl Sql {
             condition.push_str(&format!(
                 " AND NOT EXISTS (SELECT 1 FROM {side} s WHERE {same} AND (s.is_failed OR s.next_at > {now}))"
             ));
-        }
-        if let Some(key) = &self.mapping.key {
-            let (same, table) = (self.same_key(key, "t"), &self.table);
-            let (before, this) = (self.order_of("b"), self.order_of("t"));
-            for blocked in self.blocked() {
-                condition.push_str(&format!(
-                    " AND NOT EXISTS (SELECT 1 FROM {table} b WHERE {same} AND {before} < {this} AND {blocked})"
-                ));
-            }
         }
         condition
     }
