@@ -3,6 +3,7 @@
 use super::sql::{Dialect, Sql};
 use super::{Clock, ColumnKind, Mapping, State, TableInfo};
 use crate::doctor::{Finding, Severity};
+use crate::error::{Error, Kind};
 
 /// What is wrong with a mapping, or slow. No error among the findings means that it can be relayed.
 pub fn check(mapping: &Mapping, info: &TableInfo, is_mysql: bool) -> Vec<Finding> {
@@ -20,6 +21,42 @@ pub fn check(mapping: &Mapping, info: &TableInfo, is_mysql: bool) -> Vec<Finding
         check.findings.push(Finding::ok(&check.name, format!("{} fits the mapping", mapping.table)));
     }
     check.findings
+}
+
+/// Rows in a state that the mapping does not name.
+#[allow(dead_code)] // unused when no store is on
+pub(crate) fn unknown_word(name: &str, word: &str, rows: i64) -> Finding {
+    Finding::error(
+        name,
+        format!("{rows} rows are in the state {word:?}, which the mapping does not name; they are not relayed"),
+        "correct the rows, or the words of the mapping",
+    )
+}
+
+/// Rows that have no place in the order, if there are any.
+#[allow(dead_code)] // unused when no store is on
+pub(crate) fn orderless(name: &str, rows: i64) -> Option<Finding> {
+    (rows > 0).then(|| {
+        let message = format!("{rows} rows that wait have no value in the column of the order; they are not relayed");
+        Finding::error(name, message, "fill the column, and give it NOT NULL")
+    })
+}
+
+/// The error of rows that were to be marked and were not.
+#[allow(dead_code)] // unused when no store is on
+pub(crate) fn not_marked(all: usize, marked: u64) -> Error {
+    Error::new(Kind::Mismatch, format!("of {all} rows only {marked} could be marked"))
+        .with_remedy("look for triggers and row-level security that keep the user from updating them")
+}
+
+/// The error of a database about an adopted table: what is missing there is the service's, not ours.
+#[allow(dead_code)] // unused when no store is on
+pub(crate) fn table_changed(error: Error) -> Error {
+    match error.kind() {
+        Kind::NotMigrated => Error::new(Kind::Mismatch, error.message().to_owned())
+            .with_remedy("the table has changed: look at `postrider doctor`, and correct [[outbox]]"),
+        _ => error,
+    }
 }
 
 struct Check<'a> {

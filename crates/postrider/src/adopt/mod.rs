@@ -30,6 +30,8 @@ mod table;
 mod template;
 
 pub use check::check;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) use check::{not_marked, orderless, table_changed, unknown_word};
 pub use mapping::{Clock, Format, Mapping, State};
 pub use propose::propose;
 pub use pump::Adopted;

@@ -34,6 +34,26 @@ impl fmt::Debug for AdoptedRow {
 }
 
 impl AdoptedRow {
+    /// A row as it was read; `side_attempts` count where the table has no column for attempts.
+    #[allow(dead_code)] // unused when no store is on
+    pub(crate) fn new(
+        mapping: &Mapping,
+        payload: Option<Bytes>,
+        values: BTreeMap<String, String>,
+        side_attempts: u32,
+    ) -> Self {
+        let number = |column: &Option<String>| {
+            column.as_ref().and_then(|column| values.get(column)).and_then(|text| text.parse().ok())
+        };
+        let attempts = match &mapping.attempts {
+            Some(_) => number(&mapping.attempts).unwrap_or_default(),
+            None => side_attempts,
+        };
+        let attempts_max = number(&mapping.attempts_max);
+        let id = values.get(&mapping.id).cloned().unwrap_or_default();
+        Self { id, payload, values, attempts, attempts_max }
+    }
+
     /// The key whose order counts.
     pub(crate) fn key(&self, mapping: &Mapping) -> Option<&str> {
         let column = mapping.key.as_ref()?;

@@ -14,7 +14,7 @@ use super::{MysqlStore, Tx};
 use crate::adopt::sql::{Bind, Dialect, Sql, Statement};
 use crate::adopt::{
     AdoptedRow, AdoptedTable, AdoptedTables, ColumnInfo, ColumnKind, IndexInfo, LockedRows, Mapping, Outcome,
-    TableInfo, TableName, check,
+    TableInfo, TableName, check, not_marked, orderless, table_changed, unknown_word,
 };
 use crate::doctor::{Finding, Severity};
 use crate::error::{Error, Kind, Result};
@@ -198,21 +198,6 @@ impl AdoptedTable for Table {
     }
 }
 
-fn orderless(name: &str, rows: i64) -> Option<Finding> {
-    (rows > 0).then(|| {
-        let message = format!("{rows} rows that wait have no value in the column of the order; they are not relayed");
-        Finding::error(name, message, "fill the column, and give it NOT NULL")
-    })
-}
-
-fn unknown_word(name: &str, word: &str, rows: i64) -> Finding {
-    Finding::error(
-        name,
-        format!("{rows} rows are in the state {word:?}, which the mapping does not name; they are not relayed"),
-        "correct the rows, or the words of the mapping",
-    )
-}
-
 fn count(value: Option<i64>) -> u64 {
     value.and_then(|value| u64::try_from(value).ok()).unwrap_or_default()
 }
@@ -307,11 +292,6 @@ async fn fail(
     }
 }
 
-fn not_marked(all: usize, marked: u64) -> Error {
-    Error::new(Kind::Mismatch, format!("of {all} rows only {marked} could be marked"))
-        .with_remedy("look for triggers and row-level security that keep the user from updating them")
-}
-
 fn read_row(mapping: &Mapping, row: &MySqlRow) -> Result<AdoptedRow, sqlx::Error> {
     let payload: Option<Vec<u8>> = row.try_get(0)?;
     let mut values = BTreeMap::new();
@@ -320,26 +300,13 @@ fn read_row(mapping: &Mapping, row: &MySqlRow) -> Result<AdoptedRow, sqlx::Error
             values.insert(column.to_owned(), value);
         }
     }
-    let number = |column: &Option<String>| {
-        column.as_ref().and_then(|column| values.get(column)).and_then(|text| text.parse().ok())
-    };
-    let attempts = match &mapping.attempts {
-        Some(_) => number(&mapping.attempts).unwrap_or_default(),
-        None => row.try_get::<i64, _>(1)? as u32,
-    };
-    let attempts_max = number(&mapping.attempts_max);
-    let id = values.get(&mapping.id).cloned().unwrap_or_default();
-    Ok(AdoptedRow { id, payload: payload.map(Bytes::from), attempts, attempts_max, values })
+    let side_attempts = row.try_get::<i64, _>(1)? as u32;
+    Ok(AdoptedRow::new(mapping, payload.map(Bytes::from), values, side_attempts))
 }
 
 /// What is missing here is the service's, not ours.
 fn changed(error: sqlx::Error) -> Error {
-    let error = db(error);
-    match error.kind() {
-        Kind::NotMigrated => Error::new(Kind::Mismatch, error.message().to_owned())
-            .with_remedy("the table has changed: look at `postrider doctor`, and correct [[outbox]]"),
-        _ => error,
-    }
+    table_changed(db(error))
 }
 
 /// Ids as the column has them: a number compared with a text would not be found by its index.
