@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -19,6 +21,11 @@ use crate::task;
 
 /// Two of them: while one waits for the broker the other waits for the database.
 const WORKERS: usize = 2;
+/// A look takes so many pages: the more of them, the more keys there are to be sent at once.
+const PAGES: usize = 4;
+/// A second worker that found nothing it may take waits this many times as long as its look took: where there are few keys,
+/// the first has them all.
+const VAIN_WAITS: u32 = 20;
 /// The shortest wait between two looks at a table without work.
 const POLL_MIN: Duration = Duration::from_millis(5);
 /// While the broker is blocked or another worker probes it, ask again this often.
@@ -87,6 +94,7 @@ impl Adopted {
                 next_free = Instant::now() + FREE_EVERY;
                 self.free_abandoned().await;
             }
+            let began = Instant::now();
             match self.round().await {
                 Ok(Round::Worked) => {
                     failures = 0;
@@ -94,6 +102,9 @@ impl Adopted {
                 }
                 Ok(Round::Idle) => {
                     failures = 0;
+                    if number > 0 {
+                        sleep_until(Instant::now() + VAIN_WAITS * began.elapsed(), &stop).await;
+                    }
                     self.idle(number, last_work, &stop).await;
                 }
                 Ok(Round::Closed(until)) => sleep_until(until, &stop).await,
@@ -151,7 +162,7 @@ impl Adopted {
         if self.broker.blocked().is_some() {
             return Ok(Round::Closed(Instant::now() + GATE_EVERY));
         }
-        let (table, limit) = (self.table.clone(), self.settings.page);
+        let (table, limit) = (self.table.clone(), PAGES * self.settings.page);
         // A call that is given up drops the rows when it ends, and with them their locks.
         let locked = task::start(async move { table.lock(limit).await }).await.map_err(task::ended)??;
         if locked.rows().is_empty() {
@@ -163,7 +174,7 @@ impl Adopted {
             // Dropped: nobody should wait for rows that we hold and cannot send.
             Permit::None(until) => return Ok(Round::Closed(until.unwrap_or(Instant::now() + GATE_EVERY))),
         };
-        if locked.rows().len() >= self.settings.page {
+        if locked.rows().len() >= PAGES * self.settings.page {
             self.more.notify_one();
         }
         let (outcomes, outage) = self.publish(locked.rows(), limit).await;
@@ -180,7 +191,7 @@ impl Adopted {
     /// Publishes rows, one of a key at a time, and says what became of each; and how long to leave the destination alone.
     async fn publish(&self, rows: &[AdoptedRow], limit: usize) -> (Vec<Outcome>, Option<Duration>) {
         let mut outcomes = vec![Outcome::Untouched; rows.len()];
-        let mut flight = Flight { open: Vec::new(), stopped: HashSet::new(), is_single: false };
+        let mut flight = Flight::default();
         for (index, row) in rows.iter().enumerate() {
             if flight.open.len() >= limit {
                 break;
@@ -197,21 +208,30 @@ impl Adopted {
                 }
             }
         }
-        while !flight.open.is_empty() {
-            let began = Instant::now();
-            let wave = flight.wave(self.broker.batching());
-            let results = self.send(&wave).await;
+        let batching = self.broker.batching();
+        let mut flying = FuturesUnordered::new();
+        let mut outage: Option<(Instant, Error)> = None;
+        loop {
+            while outage.is_none() && flying.len() < flight.calls_max(batching, &self.settings) {
+                let wave = flight.wave(batching, &self.settings, flying.is_empty());
+                if wave.is_empty() {
+                    break;
+                }
+                flying.push(self.send(wave));
+            }
+            let Some((began, wave, results)) = flying.next().await else { break };
             let is_events_fault =
-                |(_, result): &(usize, Result<()>)| result.as_ref().is_err_and(|error| error.kind().belongs_to_event());
-            if self.broker.batching() == Batching::Atomic && wave.len() > 1 && results.iter().any(is_events_fault) {
+                |result: &Result<()>| result.as_ref().is_err_and(|error| error.kind().belongs_to_event());
+            if batching == Batching::Atomic && wave.len() > 1 && results.iter().any(is_events_fault) {
                 // Refused as a whole; which one it was is found out one by one.
                 (flight.open, flight.is_single) = (wave, true);
                 continue;
             }
-            let mut outage = None;
             let mut confirmed = 0;
-            for (index, result) in results {
-                match result {
+            let mut results = results.into_iter();
+            for (index, event) in wave {
+                flight.landed(&event);
+                match results.next().unwrap_or_else(|| Err(Error::new(Kind::Other, "the broker gave no result"))) {
                     Ok(()) => {
                         confirmed += 1;
                         outcomes[index] = Outcome::Published;
@@ -222,32 +242,25 @@ impl Adopted {
                         outcomes[index] = self.failed(&rows[index], &error);
                     }
                     Err(error) => {
-                        outage.get_or_insert(error);
+                        outage.get_or_insert((began, error));
                     }
                 }
             }
             metrics::published(&self.mapping.name, confirmed);
-            if let Some(error) = outage {
-                return (outcomes, Some(self.outage(began, &error)));
+            if outage.is_none() {
+                self.gate.succeeded();
             }
-            self.gate.succeeded();
         }
-        (outcomes, None)
+        let wait = outage.map(|(began, error)| self.outage(began, &error));
+        (outcomes, wait)
     }
 
-    /// Sends events that may fly together, in calls of the usual size.
-    async fn send(&self, wave: &[(usize, Arc<Event>)]) -> Vec<(usize, Result<()>)> {
-        let size = match self.broker.batching() {
-            Batching::Independent => self.settings.batch.max(1),
-            Batching::Atomic => wave.len(),
-        };
-        let calls = wave.chunks(size).map(|chunk| async move {
-            let events: Vec<Arc<Event>> = chunk.iter().map(|(_, event)| event.clone()).collect();
-            let mut results = self.broker.publish(&events).await.into_iter();
-            let unsaid = || Err(Error::new(Kind::Other, "the broker gave no result"));
-            chunk.iter().map(|(index, _)| (*index, results.next().unwrap_or_else(unsaid))).collect::<Vec<_>>()
-        });
-        join_all(calls).await.into_iter().flatten().collect()
+    /// Publishes events that may fly together.
+    async fn send(&self, wave: Vec<(usize, Arc<Event>)>) -> (Instant, Vec<(usize, Arc<Event>)>, Vec<Result<()>>) {
+        let began = Instant::now();
+        let events: Vec<Arc<Event>> = wave.iter().map(|(_, event)| event.clone()).collect();
+        let results = self.broker.publish(&events).await;
+        (began, wave, results)
     }
 
     fn failed(&self, row: &AdoptedRow, error: &Error) -> Outcome {
@@ -288,8 +301,11 @@ enum Round {
 }
 
 /// Events that wait to be sent, oldest first.
+#[derive(Default)]
 struct Flight {
     open: Vec<(usize, Arc<Event>)>,
+    /// Keys of which one is on its way.
+    flying: HashSet<String>,
     /// Keys of which one has failed.
     stopped: HashSet<String>,
     /// Whether they are sent one by one.
@@ -297,20 +313,60 @@ struct Flight {
 }
 
 impl Flight {
-    /// What may be sent together: of each key the oldest, or everything where batches are taken whole.
-    fn wave(&mut self, batching: Batching) -> Vec<(usize, Arc<Event>)> {
+    /// How many calls may be under way at once.
+    fn calls_max(&self, batching: Batching, settings: &RelaySettings) -> usize {
+        match batching {
+            Batching::Independent => settings.in_flight.max(1),
+            Batching::Atomic => 1,
+        }
+    }
+
+    /// What may be sent now in one call: of each key the oldest, if none of the key is on its way; or everything where
+    /// batches are taken whole. While others are on their way, a few are kept until they are more.
+    fn wave(&mut self, batching: Batching, settings: &RelaySettings, is_alone: bool) -> Vec<(usize, Arc<Event>)> {
         if self.is_single {
-            return self.open.drain(..1).collect();
+            return self.open.drain(..self.open.len().min(1)).collect();
         }
         if batching == Batching::Atomic {
             return std::mem::take(&mut self.open);
         }
-        let mut keys = HashSet::new();
-        let (wave, later) = std::mem::take(&mut self.open)
-            .into_iter()
-            .partition(|(_, event)| event.key().is_none_or(|key| keys.insert(key.to_owned())));
-        self.open = later;
+        let size = settings.batch.max(1);
+        // Keys of the wave, and keys with an earlier event that stays.
+        let mut passed: HashSet<&str> = HashSet::new();
+        let mut taken: Vec<usize> = Vec::new();
+        for (place, (_, event)) in self.open.iter().enumerate() {
+            if taken.len() == size {
+                break;
+            }
+            let is_free = event.key().is_none_or(|key| passed.insert(key) && !self.flying.contains(key));
+            if is_free {
+                taken.push(place);
+            }
+        }
+        if !is_alone && taken.len() < size / 2 {
+            return Vec::new();
+        }
+        let mut wave = Vec::with_capacity(taken.len());
+        let mut taken = taken.into_iter().peekable();
+        let mut kept = Vec::with_capacity(self.open.len());
+        for (place, entry) in std::mem::take(&mut self.open).into_iter().enumerate() {
+            match taken.next_if_eq(&place) {
+                Some(_) => {
+                    self.flying.extend(entry.1.key().map(str::to_owned));
+                    wave.push(entry);
+                }
+                None => kept.push(entry),
+            }
+        }
+        self.open = kept;
         wave
+    }
+
+    /// An event has come back, in whatever way.
+    fn landed(&mut self, event: &Event) {
+        if let Some(key) = event.key() {
+            self.flying.remove(key);
+        }
     }
 
     /// Takes back what is behind a row that failed.

@@ -303,19 +303,28 @@ impl Sql {
         format!("SELECT {id} FROM {} t WHERE {condition} ORDER BY {} LIMIT ?", self.table, self.order_by())
     }
 
-    /// Locks rows: the payload, the attempts of the side table, then [`Mapping::columns_read`]. Binds: the limit and
-    /// keys to leave out, or on MySQL the ids of candidates.
+    /// Locks rows: the payload, the attempts of the side table, then [`Mapping::columns_read`]. Binds: on PostgreSQL the
+    /// limit and keys to leave out, on MySQL the ids of `candidates`. On PostgreSQL `candidates` is how many of the oldest
+    /// are looked at, 0 for all: what is locked is sorted whole, with its payload, and that is much when much waits.
     pub fn lock(&self, candidates: usize) -> String {
         let (mut condition, side) = (self.due(), self.dialect.side_table());
         if self.dialect == Dialect::Postgres {
+            match &self.mapping.key {
+                Some(key) => {
+                    let key = self.name(key);
+                    condition.push_str(&format!(" AND (t.{key} IS NULL OR NOT t.{key}::text = ANY ($2::text[]))"));
+                }
+                None => condition.push_str(" AND $2::text[] IS NOT NULL"),
+            }
+            if candidates > 0 {
+                let (table, id, order) = (&self.table, self.name(&self.mapping.id), self.order_by());
+                condition = format!(
+                    "{condition} AND t.{id} = ANY (ARRAY( \
+                     SELECT t.{id} FROM {table} t WHERE {condition} ORDER BY {order} LIMIT {candidates}))"
+                );
+            }
             // A process that hangs, or whose machine is gone, must not hold its rows for hours.
             condition.push_str(" AND (SELECT set_config('idle_in_transaction_session_timeout', '120s', true)) <> ''");
-            if let Some(key) = &self.mapping.key {
-                let key = self.name(key);
-                condition.push_str(&format!(" AND (t.{key} IS NULL OR NOT t.{key}::text = ANY ($2::text[]))"));
-            } else {
-                condition.push_str(" AND $2::text[] IS NOT NULL");
-            }
         }
         let side_attempts = match self.mapping.needs_side_table() {
             true => format!("coalesce((SELECT s.attempts FROM {side} s WHERE {}), 0)", self.side()),

@@ -242,8 +242,8 @@ impl<'a> Run<'a> {
     fn batch_size(&self) -> usize {
         match self.lane.broker.batching() {
             Batching::Independent => self.lane.settings.batch,
-            // A batch is one transaction there: the larger, the cheaper.
-            Batching::Atomic => self.lane.settings.page,
+            // A batch is one transaction there: the larger, the cheaper. As much is read meanwhile.
+            Batching::Atomic => READ_AHEAD_PAGES / 2 * self.lane.settings.page,
         }
     }
 

@@ -15,7 +15,9 @@ use crate::testbed::Result;
 const BATCH: u64 = 1000;
 
 const INSERT: &str = "INSERT INTO bare_message (hash, event_id, topic, key, type, payload, content_type, created_at) \
-     SELECT hash, id, $3, key, $4, $5, 'application/json', $6 FROM unnest($1::uuid[], $2::text[], $7::bigint[]) e(id, key, hash)";
+     SELECT hash, id, topic, key, type, payload, content_type, created_at FROM unnest($1::uuid[], $2::text[], $3::text[], \
+     $4::text[], $5::bytea[], $6::text[], $7::timestamptz[], $8::bigint[]) \
+     e(id, key, topic, type, payload, content_type, created_at, hash)";
 
 pub(super) struct Log {
     /// The relay's database, once it is known.
@@ -65,13 +67,16 @@ impl Carrier for Log {
             let ids: Vec<Uuid> = (number..end).map(|_| Uuid::now_v7()).collect();
             let keys: Vec<String> = (number..end).map(key).collect();
             let hashes: Vec<i64> = (number..end).map(|number| (number % 32) as i64).collect();
+            let rows = ids.len();
             sqlx::query(INSERT)
                 .bind(ids)
                 .bind(keys)
-                .bind(TOPIC)
-                .bind(TYPE)
-                .bind(&payload)
-                .bind(Utc::now())
+                // Events differ in all of it, so a publisher sends it with each.
+                .bind(vec![TOPIC; rows])
+                .bind(vec![TYPE; rows])
+                .bind(vec![payload.as_slice(); rows])
+                .bind(vec!["application/json"; rows])
+                .bind(vec![Utc::now(); rows])
                 .bind(hashes)
                 .execute(&mut connection)
                 .await?;

@@ -4,6 +4,7 @@
 //! headers stand beside them. The record's key is the event's. The record's time is when it was published: Kafka's retention
 //! counts from it, so an old event that is published late must not be born expired.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -57,21 +58,19 @@ pub(super) fn partition(event: &Event, partitions: u32) -> i32 {
 
 /// The headers of an event.
 pub(super) fn headers(event: &Event) -> OwnedHeaders {
-    let mut headers = OwnedHeaders::new();
-    let mut put = |name: &str, value: &str| {
-        let written = std::mem::replace(&mut headers, OwnedHeaders::new_with_capacity(0));
-        headers = written.insert(Header { key: name, value: Some(value) });
-    };
+    // Read first: every header that is added takes the list and gives it back.
+    let mut read: Vec<(Cow<'_, str>, Cow<'_, str>)> = Vec::with_capacity(16);
     if event.is_raw() {
-        put(MESSAGE_ID, &event.message_id());
+        read.push((MESSAGE_ID.into(), event.message_id()));
     } else {
-        cloudevents::encode(event, |attribute, value| put(&format!("{PREFIX}{}", attribute.name()), &value));
-        put(CONTENT_TYPE, event.content_type());
+        cloudevents::encode(event, |attribute, value| {
+            read.push((format!("{PREFIX}{}", attribute.name()).into(), value));
+        });
+        read.push((CONTENT_TYPE.into(), event.content_type().into()));
     }
-    for (name, value) in cloudevents::own_headers(event) {
-        put(name, value);
-    }
-    headers
+    read.extend(cloudevents::own_headers(event).map(|(name, value)| (name.into(), value.into())));
+    let empty = OwnedHeaders::new_with_capacity(read.len());
+    read.iter().fold(empty, |headers, (name, value)| headers.insert(Header { key: name, value: Some(value.as_ref()) }))
 }
 
 /// The headers of a message that is no event.

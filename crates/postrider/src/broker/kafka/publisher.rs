@@ -1,6 +1,7 @@
 //! Publishing: an idempotent producer that waits until all copies in sync have an event.
 
 use std::collections::HashMap;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::OwnedHeaders;
 use rdkafka::producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer as _};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 use super::client::{self, Listener, Refusal, millis};
 use super::cluster::{Cluster, denied};
@@ -77,28 +78,34 @@ impl Publisher {
     pub async fn publish(&self, batch: &[Arc<Event>]) -> Vec<Result<()>> {
         let deadline = Instant::now() + self.settings.publish_timeout;
         // Each topic is asked for once, however many events it has.
-        let mut topics: HashMap<&str, Result<u32>> = HashMap::new();
+        let mut topics: HashMap<&str, (String, Result<u32>)> = HashMap::new();
         let mut sent = Vec::with_capacity(batch.len());
         for event in batch {
             if !topics.contains_key(event.topic()) {
-                topics.insert(event.topic(), self.partitions(event.topic(), deadline).await);
+                let topic = self.settings.kafka_topic(event.topic());
+                let partitions = self.partitions(&topic, deadline).await;
+                topics.insert(event.topic(), (topic, partitions));
             }
             sent.push(match &topics[event.topic()] {
-                Ok(partitions) => self.send_event(&self.together, event, *partitions, deadline).await,
-                Err(error) => Err(error.duplicate()),
+                (topic, Ok(partitions)) => self.send_event(&self.together, event, topic, *partitions, deadline).await,
+                (_, Err(error)) => Err(error.duplicate()),
             });
         }
+        let mut is_late = pin!(tokio::time::sleep_until(deadline));
         let mut results = Vec::with_capacity(batch.len());
         for (event, sent) in batch.iter().zip(sent) {
-            let topic = self.settings.kafka_topic(event.topic());
+            let topic = &topics[event.topic()].0;
             let result = match sent {
-                Ok(confirm) => self.confirmed(confirm, &topic, deadline).await,
+                Ok(confirm) => self.confirmed(confirm, topic, is_late.as_mut()).await,
                 Err(error) => Err(error),
             };
             results.push(match result {
-                Err(error) if error.kind() == Kind::TooLarge => self.publish_alone(event, deadline).await,
+                Err(error) if error.kind() == Kind::TooLarge => self.publish_alone(event, topic, deadline).await,
                 result => result,
             });
+        }
+        if results.iter().any(Result::is_ok) {
+            self.refusal().is_over();
         }
         results
     }
@@ -106,79 +113,84 @@ impl Publisher {
     /// Publishes one record, for what is no event of the outbox.
     pub async fn publish_record(&self, record: Record<'_>) -> Result<()> {
         let deadline = Instant::now() + self.settings.publish_timeout;
-        let confirm = self.send(&self.together, &record, deadline).await?;
-        self.confirmed(confirm, record.topic, deadline).await
+        let topic = record.topic;
+        let confirm = self.send(&self.together, record, deadline).await?;
+        self.confirmed(confirm, topic, pin!(tokio::time::sleep_until(deadline))).await
     }
 
     async fn partitions(&self, topic: &str, deadline: Instant) -> Result<u32> {
-        let topic = self.settings.kafka_topic(topic);
-        let partitions = tokio::time::timeout_at(deadline, self.cluster.partitions(&topic));
-        partitions.await.map_err(|_| self.unanswered(&topic))?
+        let partitions = tokio::time::timeout_at(deadline, self.cluster.partitions(topic));
+        partitions.await.map_err(|_| self.unanswered(topic))?
     }
 
     async fn send_event(
         &self,
         line: &Line,
         event: &Event,
+        topic: &str,
         partitions: u32,
         deadline: Instant,
     ) -> Result<DeliveryFuture> {
-        let topic = self.settings.kafka_topic(event.topic());
-        message::check(event, &topic, self.settings.payload_bytes_max)?;
+        message::check(event, topic, self.settings.payload_bytes_max)?;
         let partition = message::partition(event, partitions);
         let headers = message::headers(event);
-        let record = Record { topic: &topic, partition, key: event.key(), payload: event.payload(), headers };
-        self.send(line, &record, deadline).await
+        let record = Record { topic, partition, key: event.key(), payload: event.payload(), headers };
+        self.send(line, record, deadline).await
     }
 
     /// Whether the event itself is too large, or only stood beside one that is.
-    async fn publish_alone(&self, event: &Event, deadline: Instant) -> Result<()> {
-        let topic = self.settings.kafka_topic(event.topic());
-        let partitions = self.partitions(event.topic(), deadline).await?;
-        let confirm = self.send_event(&self.alone, event, partitions, deadline).await?;
-        self.confirmed(confirm, &topic, deadline).await
+    async fn publish_alone(&self, event: &Event, topic: &str, deadline: Instant) -> Result<()> {
+        let partitions = self.partitions(topic, deadline).await?;
+        let confirm = self.send_event(&self.alone, event, topic, partitions, deadline).await?;
+        self.confirmed(confirm, topic, pin!(tokio::time::sleep_until(deadline))).await
     }
 
     /// Gives a record to librdkafka, which sends it with others. A full queue is waited for.
-    async fn send(&self, line: &Line, record: &Record<'_>, deadline: Instant) -> Result<DeliveryFuture> {
+    async fn send(&self, line: &Line, record: Record<'_>, deadline: Instant) -> Result<DeliveryFuture> {
+        let topic = record.topic;
+        let mut future = FutureRecord::<str, [u8]>::to(topic)
+            .partition(record.partition)
+            .payload(record.payload)
+            .headers(record.headers);
+        if let Some(key) = record.key {
+            future = future.key(key);
+        }
         loop {
             let producer = line.producer(&self.shown)?;
-            let mut future = FutureRecord::<str, [u8]>::to(record.topic)
-                .partition(record.partition)
-                .payload(record.payload)
-                .headers(record.headers.clone());
-            if let Some(key) = record.key {
-                future = future.key(key);
-            }
             let sent = producer.send_result(future);
             // Not kept while waiting: one that is renewed ends when nobody has it any more.
             drop(producer);
             match sent {
                 Ok(confirm) => return Ok(confirm),
-                Err((error, _)) => match code(&error) {
-                    Some(Code::QueueFull) if Instant::now() < deadline => {}
-                    Some(Code::Fatal) if Instant::now() < deadline => line.renew(),
-                    _ => return Err(self.failed(&error, record.topic)),
-                },
+                Err((error, back)) => {
+                    future = back;
+                    match code(&error) {
+                        Some(Code::QueueFull) if Instant::now() < deadline => {}
+                        Some(Code::Fatal) if Instant::now() < deadline => line.renew(),
+                        _ => return Err(self.failed(&error, topic)),
+                    }
+                }
             }
             tokio::time::sleep(FULL_WAIT).await;
         }
     }
 
-    async fn confirmed(&self, confirm: DeliveryFuture, topic: &str, deadline: Instant) -> Result<()> {
-        match tokio::time::timeout_at(deadline, confirm).await {
-            Ok(Ok(Ok(_))) => {
-                self.refusal().is_over();
-                Ok(())
-            }
-            Ok(Ok(Err((error, _)))) => {
+    async fn confirmed(&self, confirm: DeliveryFuture, topic: &str, is_late: Pin<&mut Sleep>) -> Result<()> {
+        let confirm = tokio::select! {
+            biased;
+            confirm = confirm => confirm,
+            () = is_late => return Err(self.unanswered(topic)),
+        };
+        match confirm {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err((error, _))) => {
                 // A producer whose sequence is broken takes nothing any more; the next batch has a new one.
                 self.together.renew();
                 self.alone.renew();
                 Err(self.failed(&error, topic))
             }
-            // The producer was renewed, or took too long; nobody knows what became of the event.
-            Ok(Err(_)) | Err(_) => Err(self.unanswered(topic)),
+            // The producer was renewed; nobody knows what became of the event.
+            Err(_) => Err(self.unanswered(topic)),
         }
     }
 

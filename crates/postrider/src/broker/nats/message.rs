@@ -6,6 +6,7 @@
 //! message id and content. Values of attributes are percent-encoded as in HTTP, because a NATS header is a line; the
 //! producer's own headers travel as they are.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
@@ -45,6 +46,9 @@ pub(super) fn check(event: &Event, settings: &NatsSettings, bytes_max: Option<us
             .with_remedy("choose a header name that does not begin with nats- or ce-, and is not message-id"));
     }
     let Some(bytes_max) = bytes_max else { return Ok(()) };
+    if bytes_at_most(event) <= bytes_max {
+        return Ok(());
+    }
     let bytes = wire_bytes(&headers(event)) + event.payload().len();
     if bytes > bytes_max {
         return Err(Error::new(
@@ -185,6 +189,19 @@ fn raw(headers: &HeaderMap, payload: Bytes) -> RawMessage {
 }
 
 /// What headers weigh on the wire.
+/// More than the message can weigh, found without building it.
+fn bytes_at_most(event: &Event) -> usize {
+    /// Names of attributes, the id twice, version, time, shard.
+    const REST: usize = 2048;
+    let mut bytes = REST + event.payload().len() + event.content_type().len();
+    // A byte becomes three at most; the source stands in two headers.
+    cloudevents::encode(event, |_, value| bytes += 6 * value.len());
+    for (name, value) in event.headers() {
+        bytes += name.len() + 3 * value.len() + 8;
+    }
+    bytes
+}
+
 fn wire_bytes(headers: &HeaderMap) -> usize {
     let lines = headers.iter().flat_map(|(name, values)| values.iter().map(move |value| (name, value)));
     let lines: usize = lines.map(|(name, value)| AsRef::<str>::as_ref(name).len() + value.as_str().len() + 4).sum();
@@ -192,15 +209,19 @@ fn wire_bytes(headers: &HeaderMap) -> usize {
 }
 
 /// As the HTTP binding of CloudEvents asks: what is not printable ASCII, spaces, quotes and percent signs.
-fn escape(value: &str) -> String {
+fn escape(value: &str) -> Cow<'_, str> {
+    let is_plain = |byte: u8| matches!(byte, 0x21 | 0x23 | 0x24 | 0x26..=0x7e);
+    if value.bytes().all(is_plain) {
+        return Cow::Borrowed(value);
+    }
     let mut escaped = String::with_capacity(value.len());
     for byte in value.bytes() {
-        match byte {
-            0x21 | 0x23 | 0x24 | 0x26..=0x7e => escaped.push(char::from(byte)),
-            _ => escaped.push_str(&format!("%{byte:02X}")),
+        match is_plain(byte) {
+            true => escaped.push(char::from(byte)),
+            false => escaped.push_str(&format!("%{byte:02X}")),
         }
     }
-    escaped
+    Cow::Owned(escaped)
 }
 
 /// The other way. A text that was not escaped, or not to UTF-8, stays as it is.

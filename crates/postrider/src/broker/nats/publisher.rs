@@ -1,9 +1,11 @@
 //! Publishes batches: all messages first, then all answers.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_nats::jetstream::context::{PublishAckFuture, PublishError, PublishErrorKind};
+use async_nats::jetstream::publish::PublishAck;
 use tokio::time::Instant;
 
 use super::error::{classify, of_code, said};
@@ -43,16 +45,32 @@ impl Publisher {
         let live = self.link.live().await?;
         self.prepare(&live, deadline).await?;
         // One after the other, so that they leave in order; the answers come while later ones are sent.
+        let mut is_late = pin!(tokio::time::sleep_until(deadline));
         let mut answers = Vec::with_capacity(batch.len());
         for event in batch {
-            answers.push(self.send(&live, event, deadline).await);
+            answers.push(tokio::select! {
+                biased;
+                sent = self.send(&live, event) => sent,
+                () = &mut is_late => Err(self.late()),
+            });
         }
         let mut results = Vec::with_capacity(batch.len());
         for (event, answer) in batch.iter().zip(answers) {
-            results.push(match answer {
-                Ok(answer) => self.answered(&live, event, answer, deadline).await,
-                Err(error) => Err(error),
-            });
+            let answer = match answer {
+                Ok(answer) => tokio::select! {
+                    biased;
+                    answer = answer.into_future() => answer,
+                    () = &mut is_late => {
+                        results.push(Err(self.late()));
+                        continue;
+                    }
+                },
+                Err(error) => {
+                    results.push(Err(error));
+                    continue;
+                }
+            };
+            results.push(self.answered(&live, event, answer, deadline).await);
         }
         Ok(results)
     }
@@ -68,19 +86,21 @@ impl Publisher {
         Ok(())
     }
 
-    async fn send(&self, live: &Live, event: &Event, deadline: Instant) -> Result<PublishAckFuture> {
+    async fn send(&self, live: &Live, event: &Event) -> Result<PublishAckFuture> {
         // Whoever publishes has asked `check` before, but perhaps before the server's limit was known.
         message::check(event, &self.settings, self.message_bytes_max())?;
         let subject = message::subject(&self.settings.prefix, event);
         let sending = live.jetstream.publish_with_headers(subject, message::headers(event), event.payload().clone());
-        match tokio::time::timeout_at(deadline, sending).await {
-            Ok(sent) => sent.map_err(|error| self.failed(error)),
-            Err(_) => Err(self.late()),
-        }
+        sending.await.map_err(|error| self.failed(error))
     }
 
-    async fn answered(&self, live: &Live, event: &Event, answer: PublishAckFuture, deadline: Instant) -> Result<()> {
-        let answer = tokio::time::timeout_at(deadline, answer.into_future()).await.map_err(|_| self.late())?;
+    async fn answered(
+        &self,
+        live: &Live,
+        event: &Event,
+        answer: Result<PublishAck, PublishError>,
+        deadline: Instant,
+    ) -> Result<()> {
         match answer {
             Ok(ack) if ack.stream == self.settings.stream => Ok(()),
             Ok(ack) => Err(Error::new(

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -79,16 +80,21 @@ impl AdoptedTables for PostgresStore {
         // Marks nothing, but says before anything is sent whether it could.
         let none: Vec<String> = Vec::new();
         sqlx::query(AssertSqlSafe(sql.publish(0))).bind(none).execute(&self.pool).await.map_err(changed)?;
-        Ok(Box::new(Table { pool: self.pool.clone(), sql }))
+        Ok(Box::new(Table { pool: self.pool.clone(), sql, is_busy: AtomicBool::new(false) }))
     }
 }
 
 /// How often a look is repeated without the keys that others hold.
 const LOOKS_MAX: usize = 5;
 
+/// While much waits, so many times the limit are looked at: other instances hold some of the oldest.
+const CANDIDATES: usize = 3;
+
 struct Table {
     pool: PgPool,
     sql: Arc<Sql>,
+    /// Whether the last look found as many rows as it might.
+    is_busy: AtomicBool,
 }
 
 #[async_trait]
@@ -102,13 +108,20 @@ impl AdoptedTable for Table {
         // When all that was found is behind rows of others, their keys are left out of the next look.
         let mut without: Vec<String> = Vec::new();
         let mut rows = Vec::new();
+        let mut candidates = if self.is_busy.load(Ordering::Relaxed) { CANDIDATES * limit } else { 0 };
         for _ in 0..LOOKS_MAX {
-            let found = sqlx::query(AssertSqlSafe(self.sql.lock(0)))
+            let found = sqlx::query(AssertSqlSafe(self.sql.lock(candidates)))
                 .bind(limit as i64)
                 .bind(&without)
                 .fetch_all(&mut *tx)
                 .await
                 .map_err(changed)?;
+            self.is_busy.store(found.len() == limit, Ordering::Relaxed);
+            if found.is_empty() && candidates > 0 {
+                // Others hold all of them.
+                candidates = 0;
+                continue;
+            }
             for row in &found {
                 rows.push(read_row(&self.sql.mapping, row).map_err(changed)?);
             }
