@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test that cannot go on must panic")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -159,4 +160,90 @@ async fn the_campus() {
 async fn the_product_service() {
     let got = run("pim", 2, "SELECT count(*) FROM outbox_events WHERE NOT published").await;
     assert!(got.iter().any(|(id, _)| id == "9d2f0c44-0000-4000-8000-000000000002"), "{got:?}");
+}
+
+/// Courses of the long run, and how many changes each has.
+const COURSES: i64 = 40;
+const CHANGES: i64 = 50;
+
+/// Two instances relay the campus's table while one after the other is killed: between publishing and marking, too, because
+/// that is where an instance is most of the time. Everything arrives, and of each course in its order.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_campus_survives_kills() {
+    let database = testbed::postgres().await.database(&testbed::unique("campus")).await.expect("a database");
+    let vhost = testbed::rabbitmq().await.vhost(&testbed::unique("campus")).await.expect("a virtual host");
+    let sink = Sink::start();
+    psql(&database, &folder("campus").join("schema.sql"));
+    let port = sink.port.to_string();
+    let environment = [
+        ("DATABASE_URL", database.as_str()),
+        ("BROKER_URL", vhost.as_str()),
+        ("PORT", port.as_str()),
+        ("POSTRIDER__HTTP__LISTEN", "127.0.0.1:0"),
+        // Small looks: there are more moments to die in.
+        ("POSTRIDER__RELAY__PAGE", "10"),
+    ];
+    let start = |command: &[&str]| {
+        let mut command = postrider("campus", &environment, command);
+        Running(command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("`make test` builds postrider"))
+    };
+    assert!(start(&["migrate"]).0.wait().expect("ends").success());
+    let mut connection = <sqlx::PgConnection as sqlx::Connection>::connect(&database).await.expect("connects");
+    let mut instances = [start(&["run"]), start(&["run"])];
+    for round in 0..CHANGES {
+        sqlx::query(
+            "INSERT INTO outbox_events (routing_key, aggregate_type, aggregate_id, payload) \
+             SELECT 'course.changed', 'course', 'c-' || c, json_build_object('course', c, 'change', $1::bigint) \
+             FROM generate_series(1, $2) c",
+        )
+        .bind(round)
+        .bind(COURSES)
+        .execute(&mut connection)
+        .await
+        .expect("inserted");
+        tokio::time::sleep(Duration::from_millis(40)).await;
+        if round % 5 == 4 {
+            let place = (round / 5 % 2) as usize;
+            instances[place].0.kill().expect("killed");
+            instances[place].0.wait().expect("ended");
+            instances[place] = start(&["run"]);
+        }
+    }
+    let got = tokio::task::spawn_blocking(move || {
+        let all = usize::try_from(COURSES * CHANGES).expect("fits");
+        let until = Instant::now() + Duration::from_secs(90);
+        loop {
+            let got = sink.got.lock().expect("not poisoned").clone();
+            let ids: BTreeSet<&String> = got.iter().map(|(id, _)| id).collect();
+            if ids.len() >= all {
+                return got;
+            }
+            assert!(Instant::now() < until, "{} of {all} events came", ids.len());
+            std::thread::park_timeout(Duration::from_millis(100));
+        }
+    });
+    let got = got.await.expect("all came");
+    // A service that is posted to may get an event again, when the instance dies before it has written down that it was
+    // taken; the first time counts.
+    let (mut seen, mut last) = (BTreeSet::new(), BTreeMap::new());
+    for (id, body) in &got {
+        if seen.insert(id) {
+            let body: serde_json::Value = serde_json::from_str(body).expect("JSON");
+            let (course, change) = (body["course"].as_i64(), body["change"].as_i64().expect("a number"));
+            let before = last.insert(course, change).unwrap_or(-1);
+            assert_eq!(before + 1, change, "course {course:?}");
+        }
+    }
+    println!("{} events came, {} again", seen.len(), got.len() - seen.len());
+    assert_eq!(seen.len(), usize::try_from(COURSES * CHANGES).expect("fits"));
+    let until = Instant::now() + Duration::from_secs(20);
+    while sqlx::query_scalar::<_, i64>("SELECT count(*) FROM outbox_events WHERE status <> 'published'")
+        .fetch_one(&mut connection)
+        .await
+        .expect("answers")
+        > 0
+    {
+        assert!(Instant::now() < until, "rows are not marked");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
