@@ -10,7 +10,7 @@ STORES := mysql
 SHORT := --events 30000 --kills 10 --broker-restarts 2 --store-restarts 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint deny advisories check bench crash crashes poison demo clean
+.PHONY: help setup build test lint deny advisories check bench crash crashes poison demo screenshots clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -41,7 +41,9 @@ advisories: ## Known vulnerabilities of the dependencies (needs the network)
 	@scripts/setup.sh deny
 	cargo deny check advisories
 
-check: setup lint test ## The whole gate, as in CI
+check: ## The whole gate, as in CI
+	@$(MAKE) --no-print-directory -j2 setup lint
+	@$(MAKE) --no-print-directory test
 	@if cargo deny --version >/dev/null 2>&1; then $(MAKE) --no-print-directory deny; \
 	else echo 'cargo-deny is not installed, so licences and sources were not checked: make deny'; fi
 
@@ -66,6 +68,10 @@ poison: setup ## The crash run of consumers: killed 50 times, with failing, pois
 
 demo: ## Show the way of an event, with nothing but the binary
 	cargo run --release -- demo
+
+screenshots: setup ## Take the pictures of the console in docs/images/console anew
+	cargo build --workspace --all-targets --all-features
+	cargo nextest run --workspace --all-features --run-ignored only -E 'test(pictures_of_every_page)'
 
 clean: ## Remove what was built
 	cargo clean

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests need and this machine lacks: PostgreSQL, MariaDB, RabbitMQ, Redis, NATS, Python, cargo-nextest; with the argument
+# Installs what the tests need and this machine lacks: PostgreSQL, MariaDB, RabbitMQ, Redis, NATS, Chromium, Python, promtool, cargo-nextest; with the argument
 # `deny` cargo-deny instead, which is compiled from source in three to four minutes. Says nothing when nothing is missing.
 set -euo pipefail
 
@@ -31,8 +31,14 @@ has_mariadb() {
         { command -v mariadbd && command -v mariadb-install-db && command -v mariadb; } >/dev/null
 }
 
+# The console is looked at with it.
+has_chromium() { command -v chromium >/dev/null && command -v chromedriver >/dev/null; }
+
 # The example service is written in it.
 has_python() { command -v python3 >/dev/null; }
+
+# Checks the alert rules and runs their tests; the server itself is not started.
+has_promtool() { command -v promtool >/dev/null; }
 
 # A C compiler for SQLite and the cryptography of TLS, and the linker; librdkafka is built by make, with C++ for a part of it.
 has_compiler() { command -v cc >/dev/null && command -v c++ >/dev/null && command -v make >/dev/null; }
@@ -46,9 +52,11 @@ Install them by hand:
   Redis 6 or newer         redis-server on the path, or POSTRIDER_TEST_REDIS_BIN=<folder>
   NATS 2.9 or newer        nats-server on the path, or POSTRIDER_TEST_NATS_BIN=<folder>
   MariaDB 10.6 or newer    mariadbd, mariadb-install-db and mariadb on the path, or POSTRIDER_TEST_MYSQL_BIN=<folder>
+  Chromium                 chromium and chromedriver on the path
   a C compiler, make       cc, c++, make
   Python 3                 python3
-(Debian or Ubuntu: sudo apt-get install postgresql mariadb-server rabbitmq-server redis-server nats-server build-essential python3)
+  Prometheus 2             promtool on the path
+(Debian or Ubuntu: sudo apt-get install postgresql mariadb-server rabbitmq-server redis-server nats-server chromium chromium-driver build-essential python3 prometheus)
 or use servers that run already:
   POSTRIDER_TEST_POSTGRES=postgres://user:password@host:5432/postgres      a user who may create databases
   POSTRIDER_TEST_RABBITMQ=amqp://user:password@host:5672/%2f               with the management plugin
@@ -128,7 +136,9 @@ has_rabbitmq || packages+=(rabbitmq-server)
 has_redis || packages+=(redis-server)
 has_nats || packages+=(nats-server)
 has_mariadb || packages+=(mariadb-server)
+has_chromium || packages+=(chromium chromium-driver)
 has_compiler || packages+=(build-essential)
 has_python || packages+=(python3)
+has_promtool || packages+=(prometheus)
 [ ${#packages[@]} = 0 ] || install_packages "${packages[@]}"
 cargo nextest --version >/dev/null 2>&1 || install_nextest

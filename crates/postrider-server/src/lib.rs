@@ -1,7 +1,9 @@
 //! What the `postrider` binary does: relay, embedded broker, HTTP and command line for services in any language.
 //!
 //! `cli` has one file per command, `config` reads `postrider.toml`, `wire` turns the config into the library's trait
-//! objects; `api` is the HTTP side of `postrider run`, `duty` what it does in the background.
+//! objects; `api` is the HTTP side of `postrider run`, `access` who may use it, `console` what a browser shows of it, `duty`
+//! what it does in the background, `watch` finds what is wrong and `sink` tells it, `integrity` and `schedule` are the daily
+//! check.
 //!
 //! A library, so that cargo can compile it beside the code of `postrider` instead of after it; nobody else is meant to use it.
 
@@ -9,11 +11,19 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+mod access;
 mod api;
 mod cli;
 mod config;
+mod console;
 mod duty;
+mod integrity;
 mod logging;
+mod schedule;
+mod sink;
+mod status;
+mod watch;
+mod trace;
 mod wire;
 
 /// Runs the command line.

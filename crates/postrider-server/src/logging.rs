@@ -1,6 +1,6 @@
 //! Log lines on stderr: JSON with a fixed schema (O4), or pretty for people.
 //!
-//! A JSON line has `timestamp`, `level`, `service`, `error_type`, `message`, `causes` and `context`; `error_type` and
+//! The schema is docs/reference/log.schema.json. A JSON line has `timestamp`, `level`, `service`, `error_type`, `message`, `causes` and `context`; `error_type` and
 //! `causes` are there only when something went wrong. Everything else that an event or the spans around it carry is in
 //! `context`. No payload ever is.
 
@@ -20,6 +20,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{LogConfig, LogFormat};
 
+/// The longest text of a line; what is longer is cut.
+const TEXT_BYTES_MAX: usize = 4096;
+
 /// Installs the subscriber, once per process, and says whether it writes JSON. RUST_LOG wins over the configured level.
 pub fn init(log: &LogConfig) -> bool {
     let is_json = match log.format {
@@ -33,6 +36,7 @@ pub fn init(log: &LogConfig) -> bool {
     let registry = tracing_subscriber::registry().with(filter);
     // Fails only where a test harness has installed one of its own before us.
     let _ = if is_json {
+        tell_panics();
         registry.with(Json { service: log.service.clone() }).try_init()
     } else {
         let is_coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -45,9 +49,19 @@ pub fn init(log: &LogConfig) -> bool {
     is_json
 }
 
-/// Plain warnings on stderr, for commands that end at once.
-pub fn init_quiet() {
-    let _ = init(&LogConfig { format: LogFormat::Pretty, level: LevelFilter::WARN, service: "postrider".to_owned() });
+/// Warnings on stderr, for commands that end at once: plain, unless somebody wants them otherwise.
+pub fn init_quiet(format: Option<LogFormat>) {
+    let format = format.unwrap_or(LogFormat::Pretty);
+    let _ = init(&LogConfig { format, level: LevelFilter::WARN, service: "postrider".to_owned() });
+}
+
+/// A panic is a line like any other.
+fn tell_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let said = panic.payload_as_str().unwrap_or("it panicked");
+        tracing::error!(error_type = "panic", place, remedy = "report it, with this line", "a task ended: {said}");
+    }));
 }
 
 /// Targets and levels, as `RUST_LOG` has them; filters by the names of spans and fields would need a regex engine.
@@ -148,6 +162,7 @@ struct Fields {
 
 impl Fields {
     fn put(&mut self, field: &Field, value: Value) {
+        let value = cut(value);
         match (field.name(), value) {
             ("message", Value::String(text)) => self.message = text,
             ("error_type", Value::String(text)) => self.error_type = Some(text),
@@ -159,6 +174,18 @@ impl Fields {
                 self.context.insert(name.trim_start_matches("r#").to_owned(), value);
             }
         }
+    }
+}
+
+/// A text of somebody else's, a handler's error for example, may have any length; a line has an end.
+fn cut(value: Value) -> Value {
+    match value {
+        Value::String(mut text) if text.len() > TEXT_BYTES_MAX => {
+            text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+            text.push('…');
+            Value::String(text)
+        }
+        value => value,
     }
 }
 
@@ -243,5 +270,12 @@ mod tests {
         assert_eq!(line["context"]["destination"], "default");
         assert_eq!(line["context"]["lane"], 3);
         assert!(line["timestamp"].as_str().unwrap().ends_with('Z'));
+    }
+
+    #[test]
+    fn a_line_has_an_end() {
+        assert_eq!(cut("short".into()), "short");
+        let long = cut("é".repeat(4000).into());
+        assert_eq!(long.as_str().map(str::len), Some(TEXT_BYTES_MAX + '…'.len_utf8()));
     }
 }

@@ -1,5 +1,6 @@
 //! From the config to the library's trait objects.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use postrider::Route;
@@ -24,6 +25,7 @@ use crate::config::{
     BrokerConfig, BrokerUrl, ClaimConfig, ClaimUrl, Config, ConsumerConfig, DESTINATION, OutboxConfig, QueueType,
     Secret, StoreUrl,
 };
+use crate::duty::WitnessFile;
 
 /// Opens the store; a SQLite file that does not exist is created.
 pub async fn create_store(config: &Config) -> Result<Arc<dyn Store>> {
@@ -222,7 +224,7 @@ async fn mysql(_: &Secret) -> Result<Arc<dyn Store>> {
 }
 
 #[allow(dead_code)] // unused when everything is built in
-fn not_built(name: &str, feature: &str) -> Error {
+pub fn not_built(name: &str, feature: &str) -> Error {
     Error::new(Kind::Config, format!("this postrider was built without {name}"))
         .with_remedy(format!("build it with `cargo build --release --features {feature}`"))
 }
@@ -265,6 +267,16 @@ pub fn relay(config: &Config, store: &Arc<dyn Store>, destination: &Destination)
     Relay::new(route.destination.as_str(), source, leases, broker.clone(), relay_settings(config))
 }
 
+/// The file that remembers what was published, if one is wanted. A relative path begins at the config file, so that the relay
+/// and a person's command mean the same one.
+pub async fn witness_file(config: &Config, store: &dyn Store) -> Result<Option<WitnessFile>> {
+    if config.relay.witness.is_empty() {
+        return Ok(None);
+    }
+    let folder = config.file.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
+    Ok(Some(WitnessFile::new(folder.join(&config.relay.witness), store.lineage().await?)))
+}
+
 /// The relay of an adopted table.
 pub async fn adopted(
     config: &Config,
@@ -274,7 +286,7 @@ pub async fn adopted(
 ) -> Result<Adopted> {
     let table = adopted_tables(store.as_ref())?.adopt(&outbox.mapping).await?;
     let broker = broker_of(destinations, &outbox.destination)?;
-    Ok(Adopted::new(outbox.mapping.clone(), table, broker, relay_settings(config)))
+    Ok(Adopted::new(outbox.mapping.clone(), table, broker, relay_settings(config)).pulses(store.clone()))
 }
 
 /// The store's side of adopted tables.

@@ -192,7 +192,9 @@ async fn what_cannot_be_applied_is_kept_with_its_reason() {
     assert_eq!((headers["postrider-error-type"].as_str(), headers["x-shop"].as_str()), ("corrupt", "s-1"));
     let dead = bench.bed.store().dead_list(&DeadFilter::default(), 0, 10).await.expect("listed");
     let detail = bench.bed.store().dead_show(dead[0].id).await.expect("answers").expect("is there");
-    assert_eq!(detail.payload, [0, 159, 146, 150]);
+    assert_eq!(detail.payload_bytes, 4);
+    let payload = bench.bed.store().dead_payload(dead[0].id, "test").await.expect("answers");
+    assert_eq!(payload.as_deref(), Some(&[0, 159, 146, 150][..]));
     assert_eq!(detail.headers.expect("kept")["content_type"], "image/png");
 
     // Neither have what no database can hold in a text.

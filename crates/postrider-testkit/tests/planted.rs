@@ -68,6 +68,12 @@ impl Bed for Planted {
     async fn outbox_status(&self, event: &Event) -> String {
         self.bed.outbox_status(event).await
     }
+    async fn sql(&self, statements: [&'static str; 3]) {
+        self.bed.sql(statements).await;
+    }
+    fn is_without(&self, statements: [&'static str; 3]) -> bool {
+        self.bed.is_without(statements)
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

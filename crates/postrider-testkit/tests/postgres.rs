@@ -118,6 +118,58 @@ suite!(
         an_event_that_failed_twice_has_one_dead_letter,
     ]
 );
+suite!(
+    pulse,
+    PostgresBed::new().await,
+    [
+        counts_are_added_up_by_minute_and_hour,
+        instances_at_once_lose_no_count,
+        a_label_that_is_too_long_is_cut,
+        an_instance_is_known_until_it_withdraws,
+        an_open_breaker_keeps_its_beginning,
+        upkeep_forgets_old_counts_and_instances,
+    ]
+);
+suite!(
+    alert,
+    PostgresBed::new().await,
+    [
+        an_alert_is_told_once_and_resolved_once,
+        instances_at_once_open_one_alert,
+        a_resolution_waits_behind_its_firing,
+        a_delivery_comes_back_when_its_taker_died,
+        a_silenced_alert_is_told_when_its_silence_ends,
+        a_silence_ends_by_itself,
+        upkeep_forgets_alerts_that_are_over,
+    ]
+);
+suite!(
+    integrity,
+    PostgresBed::new().await,
+    [
+        every_planted_defect_is_found_and_nothing_else,
+        consumers_are_orphans_only_where_all_are_known,
+        a_users_check_says_what_it_found,
+        a_users_check_cannot_write_or_run_for_ever,
+        a_scheduled_report_is_begun_once,
+    ]
+);
+suite!(
+    view,
+    PostgresBed::new().await,
+    [a_holder_says_how_many_wait_behind_it, every_consumer_is_found_however_it_was_heard_of]
+);
+suite!(
+    recovery,
+    PostgresBed::new().await,
+    [
+        past_events_are_applied_in_order_and_once,
+        a_relay_stands_still_when_what_it_published_is_gone,
+        a_past_event_without_a_key_is_delivered_once,
+        retention_is_no_restore,
+        a_life_has_a_number_of_its_own,
+    ]
+);
 
 /// What only PostgreSQL can do to us.
 mod postgres_only {

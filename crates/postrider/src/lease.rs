@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Kind, Result};
+use crate::pulse::{Heart, Pulses, Tally};
 use crate::task;
 
 /// The right to work on one slot of a group.
@@ -53,7 +54,7 @@ pub struct LeaseView {
 
 /// The store's side of leases. All methods are safe to call concurrently from many instances.
 #[async_trait]
-pub trait Leases: Send + Sync {
+pub trait Leases: Pulses {
     /// Joins the group as `owner` (or stays in it) and renews `held`, all for `ttl` from the database's now.
     /// A lease that has expired but that nobody took is renewed too: its epoch has not changed.
     async fn call_in(&self, group: &str, owner: &str, held: &[Lease], ttl: Duration) -> Result<Roll>;
@@ -115,6 +116,7 @@ pub struct Share {
     /// Until when our leases last at least, by our own monotonic clock: measured from before the last successful
     /// call-in was sent, so it can only be too early.
     valid_until: Instant,
+    heart: Option<Heart>,
 }
 
 impl Share {
@@ -134,7 +136,16 @@ impl Share {
             times,
             held: Vec::new(),
             valid_until: Instant::now(),
+            heart: None,
         }
+    }
+
+    /// Lets the store know, while [`Share::run`] runs, that this member lives, what it has counted in `tally`, and `why`
+    /// nothing goes through at the moment, if so.
+    #[must_use]
+    pub fn heart(mut self, tally: Arc<Tally>, why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        self.heart = Some(Heart::new(self.leases.clone(), self.group.clone(), self.owner.clone(), tally, why));
+        self
     }
 
     /// Calls in once and says what changed. When the database cannot be reached, leases are lost only after their
@@ -203,6 +214,7 @@ impl Share {
         stop: CancellationToken,
         mut start: impl FnMut(Lease, CancellationToken) -> JoinHandle<()>,
     ) -> Result<()> {
+        let heart = self.heart.take().map(Heart::start);
         let mut running: HashMap<Lease, (CancellationToken, JoinHandle<()>)> = HashMap::new();
         // Tasks that were told to end. Nothing here waits for them: the other leases must be renewed meanwhile.
         let mut ending: Vec<(Lease, JoinHandle<()>)> = Vec::new();
@@ -246,6 +258,10 @@ impl Share {
             if tokio::time::timeout_at(deadline, task).await.is_ok() {
                 self.free(&lease).await;
             }
+        }
+        // After the tasks, so that the last pulse has all that they have counted.
+        if let Some(heart) = heart {
+            heart.end().await;
         }
         self.leases.leave(&self.group, &self.owner).await
     }

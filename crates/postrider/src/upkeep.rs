@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use serde::Serialize;
+use uuid::Uuid;
 
 use crate::broker::topic::Route;
 use crate::error::Result;
@@ -81,6 +83,60 @@ pub struct Backlog {
 /// Counting ends here, so that a backlog of millions does not make `status` slow when it is needed most.
 pub const BACKLOG_COUNT_MAX: u64 = 10_000;
 
+/// How long lines of the audit are kept.
+pub const AUDIT_KEPT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// An event in the side table that holds its key back, and how much waits behind it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ParkedView {
+    /// Its number in the log.
+    pub id: i64,
+    /// Where it could not go.
+    pub destination: String,
+    /// The event's id.
+    pub event_id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// Its type.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Its key; without one it holds nothing back.
+    pub key: Option<String>,
+    /// `retrying` or `failed`.
+    pub state: String,
+    /// How often publishing it was tried.
+    pub attempts: u32,
+    /// When it is tried again; none if a person must decide.
+    pub next_at: Option<DateTime<Utc>>,
+    /// The kind of its error.
+    pub error_type: Option<String>,
+    /// What it said.
+    pub error: Option<String>,
+    /// How many events of its key wait behind it, exact up to 1,000.
+    pub waiting: u64,
+    /// When it was created.
+    pub created_at: DateTime<Utc>,
+}
+
+/// How a consumer stands in this store.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ConsumerView {
+    /// Its name.
+    pub name: String,
+    /// Messages that are tried again by themselves, exact up to [`BACKLOG_COUNT_MAX`].
+    pub retrying: u64,
+    /// Messages that wait behind one of their key, exact up to [`BACKLOG_COUNT_MAX`].
+    pub waiting: u64,
+    /// The age of the oldest of both.
+    pub oldest_secs: Option<u64>,
+    /// Dead letters that nobody has decided on, exact up to [`BACKLOG_COUNT_MAX`].
+    pub dead: u64,
+    /// The age of the oldest of them.
+    pub oldest_dead_secs: Option<u64>,
+    /// With the embedded broker: messages it has not acked yet, by offsets (an upper bound).
+    pub behind: Option<u64>,
+}
+
 /// The store's side of upkeep. Safe to run on several instances; runs are idempotent.
 #[async_trait]
 pub trait Upkeep: Send + Sync {
@@ -89,4 +145,12 @@ pub trait Upkeep: Send + Sync {
 
     /// How much waits for one destination, and how long already.
     async fn backlog(&self, route: &Route) -> Result<Backlog>;
+
+    /// Events that hold their keys back, or failed without a key, by their numbers above `after`. Those that wait are not
+    /// listed; each holder says how many.
+    async fn parked(&self, destination: &str, after: i64, limit: usize) -> Result<Vec<ParkedView>>;
+
+    /// All consumers that this store has heard of, by name: through a pulse, a cursor, a held message or a dead letter.
+    /// Relays that have dead letters are not among them.
+    async fn consumers(&self) -> Result<Vec<ConsumerView>>;
 }

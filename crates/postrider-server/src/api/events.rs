@@ -4,37 +4,34 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Query, State};
+use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use postrider::{Error, Event, Kind};
-use serde::Deserialize;
 
+use super::page::Query;
+use super::serve::is_late;
 use super::{BODY_BYTES_MAX, Problem, Shared, body, cloudevent};
 use crate::wire;
-
-/// `?topic=`, for CloudEvents, which know no topics.
-#[derive(Debug, Deserialize)]
-pub struct Parameters {
-    topic: Option<String>,
-}
 
 /// Answers 202 with the ids when the events are on disk.
 pub async fn post(
     State(shared): State<Arc<Shared>>,
-    Query(parameters): Query<Parameters>,
+    RawQuery(query): RawQuery,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
+    // For CloudEvents, which know no topics.
+    let query = Query::read(query.as_deref(), &["topic"], "use topic, with a CloudEvent in binary mode")?;
     let body = body.map_err(rejected)?;
     let events = if cloudevent::is_binary_mode(&headers) {
-        vec![cloudevent::read(&headers, parameters.topic.as_deref(), body)?]
+        vec![cloudevent::read(&headers, query.text("topic"), body)?]
     } else {
         require_json(&headers, "send application/json, or a CloudEvent in binary mode (ce-id, ce-type, … as headers)")?;
         body::read(&body, &Trace::of(&headers))?
     };
     for (index, event) in events.iter().enumerate() {
-        wire::check_weight(event, shared.payload_bytes_max)
+        wire::check_weight(event, shared.config.payload_bytes_max())
             .map_err(|error| Problem::from(&error).pointer(format!("/{index}/payload")))?;
     }
     let ids: Vec<_> = events.iter().map(Event::id).collect();
@@ -103,6 +100,15 @@ pub(super) fn rejected(rejection: BytesRejection) -> Problem {
         let detail = format!("the request has more than {BODY_BYTES_MAX} bytes");
         return Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", "The request is too large", detail)
             .remedy("send fewer events per request, or a smaller payload");
+    }
+    if is_late(&rejection) {
+        return Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "too_slow",
+            "The request is too slow",
+            "its body did not come in time",
+        )
+        .remedy("send fewer events per request, or over a faster connection");
     }
     Problem::bad_request("the request's body ended early")
 }

@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use crate::config::redact;
 
 /// A client that gets 503 may try again after this many seconds.
-const RETRY_AFTER_S: HeaderValue = HeaderValue::from_static("5");
+const RETRY_AFTER_SECS: u64 = 5;
+/// What a client has sent may be long.
+const DETAIL_CHARS_MAX: usize = 200;
 
 /// One error for a client. Boxed, because it stands in many results that are nearly always good.
 #[derive(Debug)]
@@ -28,6 +30,8 @@ struct Members {
     pointer: Option<String>,
     #[serde(flatten)]
     more: Map<String, Value>,
+    #[serde(skip)]
+    retry_after_secs: Option<u64>,
 }
 
 fn number<S: Serializer>(status: &StatusCode, serializer: S) -> Result<S::Ok, S::Error> {
@@ -45,6 +49,7 @@ impl Problem {
             remedy: None,
             pointer: None,
             more: Map::new(),
+            retry_after_secs: (status == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER_SECS),
         }))
     }
 
@@ -76,6 +81,25 @@ impl Problem {
     pub fn pointer(mut self, pointer: impl Into<String>) -> Self {
         self.0.pointer = Some(pointer.into());
         self
+    }
+
+    /// When the client may try again.
+    #[must_use]
+    pub fn retry_after(mut self, secs: u64) -> Self {
+        self.0.retry_after_secs = Some(secs);
+        self
+    }
+
+    /// Something that is not there. Of what a client calls it, enough is told to recognise it.
+    pub fn missing(what: impl std::fmt::Display) -> Self {
+        let detail = format!("there is no {what}").chars().take(DETAIL_CHARS_MAX).collect::<String>();
+        Self::new(StatusCode::NOT_FOUND, "not_found", "Not found", detail)
+    }
+
+    /// As JSON, where it is not an answer of its own.
+    pub fn to_json(&self) -> String {
+        // Texts and numbers alone: it cannot fail to be written.
+        serde_json::to_string(&self.0).unwrap_or_default()
     }
 
     /// A member of the problem's own.
@@ -112,12 +136,11 @@ impl From<&Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        // Texts and numbers alone: it cannot fail to be written.
-        let mut text = serde_json::to_string(&self.0).unwrap_or_default();
+        let mut text = self.to_json();
         text.push('\n');
         let mut response = (self.0.status, [(header::CONTENT_TYPE, "application/problem+json")], text).into_response();
-        if self.0.status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_S);
+        if let Some(secs) = self.0.retry_after_secs {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(secs));
         }
         response
     }
@@ -125,15 +148,18 @@ impl IntoResponse for Problem {
 
 /// No such path.
 pub async fn not_found(uri: Uri) -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, "not_found", "Not found", format!("there is nothing at {}", uri.path()))
-        .remedy("use /healthz, /readyz, /metrics, POST /api/v1/events or /api/v1/dead-letters")
+    Problem::new(StatusCode::NOT_FOUND, "not_found", "Not found", format!("there is nothing at {}", short(&uri)))
+        .remedy("GET /api/v1/openapi.json says what there is")
 }
 
 /// The path exists, the method does not.
 pub async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
-    let detail = format!("{} does not take {method}", uri.path());
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed", detail).remedy(
-        "GET /healthz, /readyz, /metrics and /api/v1/dead-letters; POST /api/v1/events, \
-                 /api/v1/dead-letters/replays and /api/v1/dead-letters/discards; GET or DELETE a replay",
-    )
+    let detail = format!("{} does not take {method}", short(&uri));
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed", detail)
+        .remedy("GET /api/v1/openapi.json says what there is")
+}
+
+/// Enough of a path to recognise it.
+fn short(uri: &Uri) -> String {
+    uri.path().chars().take(DETAIL_CHARS_MAX).collect()
 }

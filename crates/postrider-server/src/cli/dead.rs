@@ -177,7 +177,7 @@ pub async fn run(args: DeadArgs, config: Config) -> Result<ExitCode> {
 }
 
 /// Who asks, for the audit table.
-fn actor() -> String {
+pub(super) fn actor() -> String {
     std::env::var("SUDO_USER").or_else(|_| std::env::var("USER")).unwrap_or_else(|_| "unknown".to_owned())
 }
 
@@ -219,13 +219,12 @@ async fn show(store: &dyn Store, id: i64, has_payload: bool, is_json: bool) -> R
     struct Shown<'a> {
         #[serde(flatten)]
         detail: &'a DeadDetail,
-        payload_bytes: usize,
         #[serde(skip_serializing_if = "Option::is_none")]
         payload: Option<String>,
     }
     let payload = if has_payload { store.dead_payload(id, &actor()).await? } else { None };
     let payload = payload.map(|payload| String::from_utf8_lossy(&payload).into_owned());
-    let shown = Shown { detail: &detail, payload_bytes: detail.payload.len(), payload };
+    let shown = Shown { detail: &detail, payload };
     if is_json {
         output::json(&shown)?;
     } else {
@@ -282,7 +281,7 @@ async fn discard(
 }
 
 /// Asks on a terminal; elsewhere nobody could answer.
-fn ask(question: &str) -> Result<bool> {
+pub(super) fn ask(question: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Err(Error::new(Kind::Config, "nobody is there to confirm").with_remedy("give --yes").into());
     }

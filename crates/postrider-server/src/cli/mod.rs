@@ -5,22 +5,26 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, LogFormat};
 use crate::logging;
 
 mod adopt;
+mod alerts;
+mod check;
 mod dead;
 pub mod demo;
 mod doctor;
 mod failure;
 mod init;
 mod migrate;
+mod outbox;
 pub mod output;
 mod run;
 mod send;
 mod signals;
 mod status;
 mod tail;
+mod token;
 mod trigger;
 
 pub use failure::Result;
@@ -42,6 +46,10 @@ pub struct Cli {
     /// The config file [default: ./postrider.toml when it exists]
     #[arg(short, long, global = true, value_name = "FILE", env = "POSTRIDER_CONFIG")]
     config: Option<PathBuf>,
+
+    /// How log lines look [default: log.format for `run`, pretty for the others]
+    #[arg(long, global = true, value_name = "FORMAT", value_enum)]
+    log_format: Option<LogFormat>,
 
     #[command(subcommand)]
     command: Command,
@@ -65,10 +73,18 @@ enum Command {
     Status(status::StatusArgs),
     /// The desk: list, show, replay and discard what consumers have given up
     Dead(Box<dead::DeadArgs>),
+    /// What is wrong, and who need not be told for a while: list, silence, unsilence, test
+    Alerts(alerts::AlertsArgs),
+    /// Search the store for what should not be, and say what to do
+    Check(check::CheckArgs),
+    /// Publish past events again to one consumer; recover after a restore
+    Outbox(Box<outbox::OutboxArgs>),
     /// Relay a table that a service already has: look at it, and write its mapping
     Adopt(adopt::AdoptArgs),
     /// Let changes of a table write events: add, remove, list, print
     Trigger(trigger::TriggerArgs),
+    /// Make a token for HTTP
+    Token(token::TokenArgs),
     /// Check config, store and broker, and say what to do
     Doctor(doctor::DoctorArgs),
     /// A relay or consumer of the demo, in a process that can be killed
@@ -78,11 +94,15 @@ enum Command {
 
 /// Runs one command.
 pub fn run(cli: Cli) -> Result<ExitCode> {
-    let Cli { config, command } = cli;
-    let load = || -> Result<Config> { Ok(config::load(config.as_deref())?) };
+    let Cli { config, log_format, command } = cli;
+    let load = || -> Result<Config> {
+        let mut config = config::load(config.as_deref())?;
+        config.log.format = log_format.unwrap_or(config.log.format);
+        Ok(config)
+    };
     // `run` logs as the config says; the others are talking to a person and stay quiet.
     if !matches!(command, Command::Run(_)) {
-        logging::init_quiet();
+        logging::init_quiet(log_format);
     }
     match command {
         Command::Init(args) => init::run(&args, config),
@@ -94,8 +114,12 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Tail(args) => block_on(tail::run(args, load()?)),
         Command::Status(args) => block_on(status::run(args, load()?)),
         Command::Dead(args) => block_on(dead::run(*args, load()?)),
+        Command::Alerts(args) => block_on(alerts::run(args, load()?)),
+        Command::Check(args) => block_on(check::run(args, load()?)),
+        Command::Outbox(args) => block_on(outbox::run(*args, load()?)),
         Command::Adopt(args) => block_on(adopt::run(args, load()?)),
         Command::Trigger(args) => block_on(trigger::run(args, load()?)),
+        Command::Token(args) => token::run(args),
         Command::Doctor(args) => block_on(doctor::run(args, config)),
     }
 }

@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -14,6 +14,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use postrider::broker::Broker;
 use postrider::claim::Claims;
 use postrider::doctor::{Finding, Severity};
+use postrider::recovery::Witness;
 use postrider::relay::Backoff;
 use postrider::store::Store;
 use postrider::{Error, Kind};
@@ -24,10 +25,14 @@ use tokio_util::task::TaskTracker;
 
 use super::failure::{Failure, Result, causes, io};
 use super::signals;
-use crate::api::{self, Health, Replays, Shared};
+use crate::api::{self, Health, Shared};
 use crate::config::{Config, StoreUrl, redact};
-use crate::duty::{self, BacklogDuty, ClaimsDuty, Outbox, ProbeDuty, UpkeepDuty};
-use crate::{logging, wire};
+use crate::duty::{
+    self, BacklogDuty, ClaimsDuty, HistogramsDuty, Outbox, ProbeDuty, StandingDuty, UpkeepDuty, WitnessDuty,
+    WitnessFile,
+};
+use crate::watch::{Local, Watch};
+use crate::{logging, sink, trace, wire};
 
 /// Waits for a store that cannot be reached at the start.
 const STORE_WAIT: Backoff =
@@ -84,7 +89,9 @@ async fn start(args: RunArgs, config: Config) -> Result<ExitCode> {
     let listener = bind(config.http.listen).await?;
     let address = listener.local_addr().map_err(|error| io("the HTTP address is unknown", error))?;
     tracing::info!(%address, "HTTP listens");
-    let http = tokio::spawn(serve(listener, shared.clone(), stop.clone()));
+    let http = tokio::spawn(api::serve(listener, api::router(shared.clone()), api::Limits::default(), stop.clone()));
+    // From the start: requests are measured while the store is awaited.
+    tokio::spawn(duty::every(HistogramsDuty::new(shared.metrics.clone()), stop.clone()));
 
     let result = work(&args, &config, &shared, &stop).await;
     stop.cancel();
@@ -103,13 +110,11 @@ fn shared(config: &Config, stop: &CancellationToken) -> Result<Arc<Shared>> {
         .map_err(unusable)?;
     postrider::metrics::describe();
     let health = Arc::new(Health::default());
-    health.trouble("store", "starting", "wait a moment");
+    health.trouble("store", "starting", "starting", "wait a moment");
     if config.relay.enabled {
-        health.trouble("relay", "starting", "wait a moment");
+        health.trouble("relay", "starting", "starting", "wait a moment");
     }
-    let payload_bytes_max = config.payload_bytes_max();
-    let replays = Replays::new(stop);
-    Ok(Arc::new(Shared { health, store: OnceLock::new(), metrics, payload_bytes_max, replays }))
+    Ok(Arc::new(Shared::new(Arc::new(config.clone()), health, metrics, stop)?))
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener> {
@@ -120,15 +125,11 @@ async fn bind(address: SocketAddr) -> Result<TcpListener> {
     Ok(listener)
 }
 
-async fn serve(listener: TcpListener, shared: Arc<Shared>, stop: CancellationToken) {
-    let served = axum::serve(listener, api::router(shared)).with_graceful_shutdown(stop.cancelled_owned()).await;
-    if let Err(error) = served {
-        tracing::error!(error_type = "other", %error, "HTTP ended");
-    }
-}
-
 async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &CancellationToken) -> Result<()> {
-    let Some(store) = await_store(args, config, shared, stop).await? else { return Ok(()) };
+    let (tasks, owner) = (TaskTracker::new(), postrider::lease::instance_name());
+    let sinks = if config.alerts.enabled { sink::build(&config.sinks)? } else { Vec::new() };
+    let local = Local::new(config, &owner, sinks, &tasks, stop);
+    let Some(store) = await_store(args, config, shared, &local, stop).await? else { return Ok(()) };
     // Set once, here.
     let _ = shared.store.set(store.clone());
     shared.health.clear("store");
@@ -136,9 +137,11 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     for destination in &destinations {
         check_broker(destination.broker.as_ref()).await?;
     }
+    let brokers = destinations.iter().map(|to| (to.route.destination.clone(), to.broker.clone())).collect();
+    // Set once, here.
+    let _ = shared.brokers.set(brokers);
     let claims = wire::claims(config)?;
 
-    let tasks = TaskTracker::new();
     if let Some(claims) = &claims {
         check_claims(claims).await;
         tasks.spawn(duty::every(ClaimsDuty::new(claims.clone(), config.retention.claims()), stop.clone()));
@@ -150,13 +153,29 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
         tasks.spawn(duty::every(BacklogDuty::new(outbox, config.relay.stale_after), stop.clone()));
     }
     tasks.spawn(duty::every(ProbeDuty::new(store.clone(), shared.health.clone()), stop.clone()));
+    if config.alerts.enabled {
+        let (watch, deliverer) = Watch::new(config, store.clone(), &owner, local);
+        tasks.spawn(watch.run(stop.clone()));
+        tasks.spawn(deliverer.run(stop.clone()));
+    }
+    tasks.spawn(duty::every(StandingDuty::new(store.clone()), stop.clone()));
+    let trace = trace::start(config)?;
     let mut workers: JoinSet<(String, postrider::Result<()>)> = JoinSet::new();
+    let relayed = CancellationToken::new();
     if config.relay.enabled {
         set_routes(config, store.as_ref(), stop).await?;
+        let file = wire::witness_file(config, store.as_ref()).await?;
+        let known = file.as_ref().map(WitnessFile::load).unwrap_or_default();
+        let mut witnesses = Vec::new();
         for destination in &destinations {
             let name = format!("the relay to {:?}", destination.route.destination);
-            let relay = wire::relay(config, &store, destination).run(stop.clone());
+            let witness = Witness::of(known.get(&destination.route.destination).cloned());
+            witnesses.push((destination.route.destination.clone(), witness.clone()));
+            let relay = wire::relay(config, &store, destination).witness(witness).run(stop.clone());
             workers.spawn(async move { (name, relay.await) });
+        }
+        if let Some(file) = file {
+            tasks.spawn(WitnessDuty::new(file, witnesses).run(relayed.clone()));
         }
         for outbox in &config.outboxes {
             let name = format!("the relay of {}", outbox.mapping.table);
@@ -181,10 +200,14 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
         env!("CARGO_PKG_VERSION"));
 
     let result = finish(workers, shared, stop).await;
+    relayed.cancel();
+    if let Some(trace) = trace {
+        trace.end().await;
+    }
     tasks.close();
     let ended = async {
         tasks.wait().await;
-        shared.replays.ended().await;
+        shared.ended().await;
     };
     if tokio::time::timeout(STOP_WAIT, ended).await.is_err() {
         tracing::warn!(error_type = "unavailable", "the store did not answer in time; ending all the same");
@@ -243,7 +266,7 @@ async fn finish(
         if stop.is_cancelled() {
             break;
         }
-        shared.health.trouble("relay", format!("{name} has ended"), "look at the log and start again");
+        shared.health.trouble("relay", "ended", &format!("{name} has ended"), "look at the log and start again");
         failure = result.err().map(|error| error.context(name));
         stop.cancel();
     }
@@ -270,22 +293,27 @@ async fn await_store(
     args: &RunArgs,
     config: &Config,
     shared: &Shared,
+    local: &Local,
     stop: &CancellationToken,
 ) -> Result<Option<Arc<dyn Store>>> {
     let mut failures = 0;
     while !stop.is_cancelled() {
         let error = match open(args, config).await {
-            Ok(store) => return Ok(Some(store)),
+            Ok(store) => {
+                local.answered();
+                return Ok(Some(store));
+            }
             Err(error) => error,
         };
         if error.kind() != Kind::Unavailable {
             return Err(error.into());
         }
+        local.failed(&error);
         failures += 1;
         let wait = STORE_WAIT.delay_with(failures, &mut fastrand::Rng::new());
         tracing::error!(error_type = error.kind().as_str(), %error, causes = ?error.causes(), remedy = error.remedy(),
             retry_in_s = wait.as_secs(), "the store cannot be reached, trying again");
-        shared.health.trouble("store", error.to_string(), error.remedy());
+        shared.health.failed("store", &error);
         tokio::select! {
             () = stop.cancelled() => {}
             () = tokio::time::sleep(wait) => {}

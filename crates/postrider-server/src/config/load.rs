@@ -46,6 +46,13 @@ pub fn load(named: Option<&Path>) -> Result<Config, Box<Problems>> {
     assemble(file, &environment)
 }
 
+/// The configuration of somebody who has none.
+#[cfg(test)]
+#[allow(clippy::expect_used)]
+pub fn defaults_alone() -> Config {
+    assemble(None, &[]).expect("the defaults are valid")
+}
+
 /// The configuration from a file's path and text and from an environment.
 pub(super) fn assemble(
     file: Option<(PathBuf, String)>,

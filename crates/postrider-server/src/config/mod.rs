@@ -4,7 +4,6 @@
 //! type of the setting. [`mod@load`] puts the layers on top of each other, [`settings`] reads typed values out of them and
 //! collects every mistake, and [`mod@error`] shows the mistakes at their place in the file.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,7 +12,12 @@ use postrider::doctor::Finding;
 use postrider::event::PAYLOAD_BYTES_MAX;
 use postrider::upkeep::Retention;
 
+use crate::access::Token;
+
+mod access;
+mod alerts;
 mod broker;
+mod check;
 mod claim;
 mod error;
 mod expand;
@@ -23,9 +27,14 @@ mod settings;
 mod typed;
 mod url;
 
+pub use access::{CookieSecurity, HttpConfig};
+pub use alerts::{AlertsConfig, SinkConfig, SinkKind, SmtpSink, SmtpTls, WebhookSink};
 pub use broker::{BrokerConfig, QueueType, RouteConfig};
+pub use check::CheckConfig;
 pub use claim::{ClaimConfig, ClaimUrl};
-pub use error::Problems;
+pub use error::{Problems, nearest};
+#[cfg(test)]
+pub use load::defaults_alone as defaults;
 pub use load::{DEFAULTS, load};
 pub use outbox::OutboxConfig;
 pub use url::{BrokerUrl, Secret, StoreUrl, redact};
@@ -54,18 +63,28 @@ pub struct Config {
     pub claim_check: Option<ClaimConfig>,
     /// `[http]`
     pub http: HttpConfig,
+    /// `[alerts]`
+    pub alerts: AlertsConfig,
+    /// Every `[[sink]]`
+    pub sinks: Vec<SinkConfig>,
+    /// `[check]` and every `[[check_sql]]`
+    pub check: CheckConfig,
     /// `[log]`
     pub log: LogConfig,
+    /// `[trace]`, when it is on.
+    pub trace: Option<TraceConfig>,
     /// Every `[[route]]`
     pub routes: Vec<RouteConfig>,
     /// Every `[[outbox]]`
     pub outboxes: Vec<OutboxConfig>,
     /// Every `[[consumer]]`
     pub consumers: Vec<ConsumerConfig>,
+    /// Every `[[token]]`
+    pub tokens: Vec<Token>,
 }
 
 /// Whether it may name a destination or an outbox: it stands in metrics and leases.
-fn is_name(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     (1..=60).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
 }
 
@@ -140,6 +159,8 @@ pub struct RelayConfig {
     pub jitter: Duration,
     /// When a waiting event raises the alert.
     pub stale_after: Duration,
+    /// The file that remembers what was published; empty for none.
+    pub witness: String,
 }
 
 /// `[breaker]`
@@ -157,13 +178,6 @@ pub struct BreakerConfig {
     pub open: Duration,
 }
 
-/// `[http]`
-#[derive(Debug, Clone)]
-pub struct HttpConfig {
-    /// Where to listen.
-    pub listen: SocketAddr,
-}
-
 /// `[log]`
 #[derive(Debug, Clone)]
 pub struct LogConfig {
@@ -175,8 +189,17 @@ pub struct LogConfig {
     pub service: String,
 }
 
+/// `[trace]`
+#[derive(Debug, Clone)]
+pub struct TraceConfig {
+    /// The collector.
+    pub url: Secret,
+    /// The header `Authorization` for it.
+    pub authorization: Option<Hidden>,
+}
+
 /// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// Pretty on a terminal, JSON elsewhere.
     Auto,
@@ -199,13 +222,7 @@ impl Config {
     /// What is allowed but risky: logged by `run`, listed by `doctor`.
     pub fn warnings(&self) -> Vec<Finding> {
         let mut found = Vec::new();
-        if !self.http.listen.ip().is_loopback() {
-            found.push(Finding::warning(
-                "config.http.listen",
-                format!("HTTP listens on {}, reachable from other machines, without authentication", self.http.listen),
-                "listen on 127.0.0.1, or put a proxy with authentication in front and a firewall around",
-            ));
-        }
+        found.extend(access::warning(&self.http, &self.tokens));
         if self.retention.inbox < self.retention.queue {
             found.push(Finding::warning(
                 "config.retention.inbox_days",

@@ -12,10 +12,10 @@ use tracing::level_filters::LevelFilter;
 
 use super::settings::Settings;
 use super::{
-    BreakerConfig, Config, ConsumerConfig, DESTINATION, Hidden, HttpConfig, LogConfig, LogFormat, RelayConfig, Secret,
-    StoreUrl,
+    BreakerConfig, Config, ConsumerConfig, DESTINATION, Hidden, LogConfig, LogFormat, RelayConfig, Secret, StoreUrl,
+    TraceConfig,
 };
-use super::{broker, claim, outbox};
+use super::{access, alerts, broker, check, claim, outbox};
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 /// Retention beyond ten years is a typing error.
@@ -34,13 +34,16 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
         _ => Err("must be empty, or begin with \"redis://\" or \"rediss://\""),
     });
     let claim_check = claim::read(settings, broker.as_ref().map(|broker| broker.payload_bytes_max));
-    let listen = settings.parsed("http.listen", |text| {
-        text.parse().map_err(|_| "must be an address and a port, such as \"127.0.0.1:7070\" or \"[::1]:7070\"")
-    });
+    let http = access::http(settings);
+    let alerts = alerts::read(settings, relay.stale_after);
+    let sinks = alerts::sinks(settings);
+    let check = check::read(settings);
     let log = log(settings);
+    let trace = trace(settings);
     let routes = broker::routes(settings);
     let outboxes = outbox::read(settings);
     let consumers = consumers(settings);
+    let tokens = access::tokens(settings);
     let destinations: Vec<&str> = routes.iter().map(|route| route.name.as_str()).chain([DESTINATION]).collect();
     let wanted = outboxes.iter().map(|outbox| &outbox.destination).zip((1..).map(|n| format!("outbox.{n}")));
     let wanted = wanted
@@ -60,11 +63,16 @@ pub fn read(settings: &mut Settings, file: Option<PathBuf>) -> Option<Config> {
         retention,
         redis: redis?,
         claim_check: claim_check?,
-        http: HttpConfig { listen: listen? },
+        http: http?,
+        alerts: alerts?,
+        sinks,
+        check: check?,
         log: log?,
+        trace: trace?,
         routes,
         outboxes,
         consumers,
+        tokens,
     })
 }
 
@@ -158,6 +166,7 @@ fn relay(settings: &mut Settings) -> RelayConfig {
         backoff_max: settings.millis("relay.backoff_max_ms", 1..=DAY_MS),
         jitter: settings.millis("relay.jitter_ms", 0..=60_000),
         stale_after: Duration::from_secs(settings.integer("relay.stale_after_s", 1..=30 * 24 * 60 * 60)),
+        witness: settings.text("relay.witness"),
     };
     if relay.backoff_max < relay.backoff_base {
         settings.complain("relay.backoff_max_ms", "is below relay.backoff_base_ms", None);
@@ -204,6 +213,17 @@ fn log(settings: &mut Settings) -> Option<LogConfig> {
     Some(LogConfig { format: format?, level: level?, service: settings.text("log.service") })
 }
 
+/// On when it has an address.
+fn trace(settings: &mut Settings) -> Option<Option<TraceConfig>> {
+    let url = settings.parsed("trace.url", |url| match url {
+        "" => Ok(None),
+        url if Request::post(url).is_ok() => Ok(Some(Secret::new(url))),
+        _ => Err("must be empty, or the address of a collector, such as \"http://127.0.0.1:4318\""),
+    })?;
+    let authorization = Some(settings.text("trace.authorization")).filter(|text| !text.is_empty()).map(Hidden::new);
+    Some(url.map(|url| TraceConfig { url, authorization }))
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
@@ -238,6 +258,16 @@ mod tests {
         assert_eq!(config.relay.poll, Duration::from_millis(100));
         assert_eq!(config.http.listen.to_string(), "127.0.0.1:7070");
         assert!(config.warnings().is_empty());
+    }
+
+    #[test]
+    fn traces_go_where_they_are_told_to() {
+        assert!(from("").expect("defaults").trace.is_none());
+        let text = "[trace]\nurl = \"http://u:s3cret@c:4318\"\nauthorization = \"Bearer s3cret\"\n";
+        let trace = from(text).expect("valid").trace.expect("on");
+        assert_eq!(trace.url.expose(), "http://u:s3cret@c:4318");
+        assert!(!format!("{trace:?}").contains("s3cret"), "{trace:?}");
+        assert_says("[trace]\nurl = \"localhost:4318\"\n", &["trace.url must be empty, or the address of a collector"]);
     }
 
     #[test]

@@ -150,19 +150,52 @@ pub fn redact(text: &str) -> String {
 /// what they are.
 pub fn mask(text: &str) -> String {
     let text = replace_passwords(text, |password| "*".repeat(password.len()));
-    text.split_inclusive('\n').map(mask_key).collect()
+    mask_keys(&text)
 }
 
-/// `secret_key = "…"`.
-fn mask_key(line: &str) -> String {
-    let is_key = ["secret_key", "access_key"].iter().any(|name| line.trim_start().starts_with(name));
-    match line.split_once('=') {
-        Some((name, value)) if is_key && !is_reference(value.trim().trim_matches(['"', '\''])) => {
-            let hidden = value.bytes().map(|byte| if byte.is_ascii_whitespace() { char::from(byte) } else { '*' });
-            format!("{name}={}", hidden.collect::<String>())
+/// What keys begin with whose values nobody needs to see to find a mistake; misspelt ones too.
+const MASKED: [&str; 6] = ["secret", "access_key", "session_key", "hash", "pass", "auth"];
+
+/// Masks the values of [`MASKED`] keys, and the addresses of sinks: whoever knows the address of a webhook may write to it.
+fn mask_keys(text: &str) -> String {
+    let (mut is_sink, mut until) = (false, None);
+    let masked = text.split_inclusive('\n').map(|line| {
+        if let Some(end) = until {
+            until = (!line.contains(end)).then_some(end);
+            return stars(line);
         }
-        _ => line.to_owned(),
-    }
+        let start = line.trim_start_matches([' ', '\t', '[', '#']);
+        if line.trim_start().starts_with('[') {
+            is_sink = start.starts_with("sink");
+        }
+        let Some(at) = masked_at(line, is_sink || start.starts_with("sink")) else { return line.to_owned() };
+        let value = line[at..].trim();
+        if is_reference(value.trim_matches(['"', '\''])) {
+            return line.to_owned();
+        }
+        // A text over several lines is hidden to its end.
+        until = ["\"\"\"", "\'\'\'"]
+            .into_iter()
+            .find(|end| value.strip_prefix(end).is_some_and(|rest| !rest.contains(end)));
+        format!("{}{}", &line[..at], stars(&line[at..]))
+    });
+    masked.collect()
+}
+
+/// Where the first value begins that is to be hidden; all that follows it in the line is hidden with it.
+fn masked_at(line: &str, is_sink: bool) -> Option<usize> {
+    line.match_indices('=').map(|(at, _)| at).find_map(|at| {
+        let name = line[..at].trim_end().trim_end_matches(['"', '\'']);
+        let key = name.rsplit(|c: char| !c.is_alphanumeric() && c != '_' && c != '-').next().unwrap_or_default();
+        // Not a parameter of a URL, which was looked at before.
+        let is_key = !name[..name.len() - key.len()].ends_with(['?', '&', ';']);
+        let is_masked = MASKED.iter().any(|masked| key.starts_with(masked)) || (is_sink && key == "url");
+        (is_key && is_masked).then_some(at + 1)
+    })
+}
+
+fn stars(text: &str) -> String {
+    text.bytes().map(|byte| if byte.is_ascii_whitespace() { char::from(byte) } else { '*' }).collect()
 }
 
 fn replace_passwords(text: &str, hide: impl Fn(&str) -> String) -> String {
@@ -203,6 +236,7 @@ fn is_reference(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{BrokerUrl, Secret, StoreUrl, mask, redact};
+    use crate::config::load::assemble;
 
     #[test]
     fn passwords_never_show() {
@@ -228,8 +262,35 @@ mod tests {
             ("secret_key = \"s3cret\"\nregion = 1\n", "secret_key = ********\nregion = 1\n"),
             ("  access_key='s3cret'", "  access_key=********"),
             ("secret_key = \"${S3_KEY}\"", "secret_key = \"${S3_KEY}\""),
+            ("secret = \"s3cret", "secret = *******"),
+            ("\"password\" = \"s3cret\"", "\"password\" = ********"),
+            ("# authorization = \"Bearer s\"", "# authorization = ******* **"),
+            ("consumer.a.secret = 's3é'", "consumer.a.secret = ******"),
+            ("a = { secret = \"s\" }", "a = { secret = *** *"),
+            ("secret = \"\"\"a\nb\"\"\"\nc = 1", "secret = ****\n****\nc = 1"),
+            (
+                "[[sink]]\nurl = \"https://h/s\"\n[store]\nurl = \"x\"",
+                "[[sink]]\nurl = *************\n[store]\nurl = \"x\"",
+            ),
+            ("# — … secret = 's'", "# — … secret = ***"),
+            ("sink = [{ url = \"s\" }]", "sink = [{ url = *** **"),
         ] {
             assert_eq!(mask(given), shown);
+            assert_eq!(mask(given).len(), given.len());
+        }
+    }
+
+    #[test]
+    fn a_mistake_beside_a_secret_does_not_show_it() {
+        let text = "[[consumer]]\nname = \"a\"\nsecret = \"s3cret\" x\n";
+        let wrong =
+            "[[sink]]\nurl = 's3cret'\nsecret = ['s3cret']\nauthorization = { a = 's3cret' }\npassword = 's3cret\n";
+        let typed = "[[sink]]\nkind = \"webhook\"\nurl = ['s3cret']\nsecret = ['s3cret']\npassword = ['s3cret']\n\
+                     [trace]\nauthorization = ['s3cret']\nsecrets = 's3cret'\n";
+        for text in [text, wrong, typed] {
+            let said = assemble(Some(("p.toml".into(), text.to_owned())), &[]).unwrap_err().to_string();
+            assert!(said.contains("p.toml") && said.contains("***"), "{said}");
+            assert!(!said.contains("s3cret"), "{said}");
         }
     }
 

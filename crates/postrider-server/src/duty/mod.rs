@@ -1,4 +1,4 @@
-//! What `postrider run` does in the background beside relaying: upkeep, the backlog with its alert, a look at the store.
+//! What `postrider run` does in the background beside relaying: upkeep, the backlog as metrics, a look at the store.
 //!
 //! Each duty is a `run_once` that reports, and [`every`] is the one loop around it.
 
@@ -8,13 +8,19 @@ use tokio_util::sync::CancellationToken;
 
 mod backlog;
 mod claims;
+mod histograms;
 mod probe;
+mod standing;
 mod upkeep;
+mod witness;
 
 pub use backlog::{BacklogDuty, Outbox};
 pub use claims::ClaimsDuty;
+pub use histograms::HistogramsDuty;
 pub use probe::ProbeDuty;
+pub use standing::StandingDuty;
 pub use upkeep::UpkeepDuty;
+pub use witness::{WitnessDuty, WitnessFile};
 
 /// Something that is done again and again. Its errors are its own to report: nothing here ends the process.
 pub trait Duty: Send + 'static {

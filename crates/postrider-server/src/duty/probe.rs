@@ -33,7 +33,7 @@ impl Duty for ProbeDuty {
                 }
             }
             Err(error) => {
-                if self.health.trouble("store", error.to_string(), error.remedy()) {
+                if self.health.failed("store", &error) {
                     tracing::error!(error_type = error.kind().as_str(), %error, causes = ?error.causes(),
                         remedy = error.remedy(), "the store is not ready");
                 }

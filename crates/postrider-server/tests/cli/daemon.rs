@@ -61,7 +61,8 @@ fn an_unreachable_store_is_waited_for() {
     let answer = daemon.get("/readyz");
     assert_eq!(answer.status, 503);
     assert!(answer.head.contains("application/problem+json") && answer.head.contains("retry-after"), "{}", answer.head);
-    assert!(answer.json()["reasons"]["store"]["detail"].is_string());
+    assert!(answer.json()["reasons"]["store"]["kind"].is_string());
+    assert!(!answer.body.contains("127.0.0.1") && !answer.body.contains("shop"), "{}", answer.body);
     assert_eq!(daemon.post(EVENT).status, 503);
 
     let line = daemon.logged("the store cannot be reached");
@@ -102,7 +103,8 @@ fn a_disabled_relay_publishes_nothing() {
     let place = Place::new();
     let daemon = place.daemon(&[("POSTRIDER__RELAY__ENABLED", "false")]).ready();
     assert_eq!(daemon.post(EVENT).status, 202);
-    assert_eq!(place.run(&["status", "--json"]).json()["leases"], serde_json::json!([]));
+    let leases = place.run(&["status", "--json"]).json()["leases"].to_string();
+    assert!(!leases.contains("relay/"), "{leases}");
 }
 
 #[test]
@@ -113,8 +115,8 @@ fn stale_events_raise_the_alert() {
     // One second later the event is stale; the backlog is read at the start and every ten seconds.
     let environment = [("POSTRIDER__RELAY__ENABLED", "false"), ("POSTRIDER__RELAY__STALE_AFTER_S", "1")];
     let daemon = place.daemon(&environment).ready();
-    let line = daemon.logged("events wait too long");
-    assert_eq!(line["error_type"], "stale");
-    assert_eq!(line["level"], "WARN");
-    assert_eq!(daemon.metric("postrider_alert_stale"), 1.0);
+    let line = daemon.logged("alert firing");
+    assert_eq!((&line["error_type"], &line["context"]["rule"]), (&"alert".into(), &"stale".into()));
+    assert_eq!(line["level"], "ERROR");
+    eventually("the metric", || (daemon.metric("postrider_alert_stale") == 1.0).then_some(()));
 }

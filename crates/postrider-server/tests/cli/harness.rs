@@ -141,6 +141,11 @@ impl Daemon {
         daemon
     }
 
+    /// Where it listens, `127.0.0.1:12345`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
     /// The log so far.
     pub fn log(&self) -> Vec<Value> {
         self.log.lock().unwrap().clone()
@@ -174,12 +179,17 @@ impl Daemon {
     }
 
     pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        self.request_as("localhost", method, path, headers, body)
+    }
+
+    /// A request that believes to talk to another host.
+    pub fn request_as(&self, host: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let length = body.len();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n"
+            "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n"
         );
         stream.write_all(head.as_bytes()).unwrap();
         // A server that refuses a large body answers before it has read all of it.

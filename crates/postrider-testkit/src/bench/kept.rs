@@ -18,7 +18,7 @@ const ROUNDS: usize = 2;
 
 pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
     let full = bed.database("kept").await?;
-    load(bed, &full).await?;
+    load(&full, bed.scale.kept).await?;
     let full = Relay::start_on(bed, "kept", full).await?;
     let empty = Relay::start(bed, "empty").await?;
     let (mut with, mut without) = (Vec::new(), Vec::new());
@@ -40,22 +40,22 @@ pub(super) async fn measure(bed: &Bed) -> Result<Lines> {
     )])
 }
 
-/// Fills the table with events that count as published.
-async fn load(bed: &Bed, database: &str) -> Result<()> {
+/// Fills the table with so many events that count as published.
+pub(super) async fn load(database: &str, events: u64) -> Result<()> {
     let mut connection = PgConnection::connect(database).await?;
     let mut partitions = Vec::new();
     for back in 1..=DAYS {
         let day = Utc::now().date_naive().checked_sub_days(Days::new(back)).ok_or("no such day")?;
         partitions.push(create_partition(&mut connection, day).await?);
     }
-    let mut left = bed.scale.kept;
+    let mut left = events;
     let chunks = left.div_ceil(CHUNK);
     for chunk in 0..chunks {
         let rows = left.min(CHUNK);
         left -= rows;
         fill(&mut connection, rows, chunk as f64 / chunks as f64).await?;
         if chunk % 20 == 19 {
-            eprintln!("  {} of {} rows", bed.scale.kept - left, bed.scale.kept);
+            eprintln!("  {} of {events} rows", events - left);
         }
     }
     // As if a relay had published them all.

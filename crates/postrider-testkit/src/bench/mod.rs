@@ -17,6 +17,7 @@ mod insert;
 mod kept;
 mod latency;
 mod machine;
+mod operate;
 mod queue;
 mod relay;
 mod report;
@@ -57,11 +58,13 @@ pub enum Figure {
     Brokers,
     /// A table that a service already has, compared with its own worker.
     Adopted,
+    /// What people see beside ten million events.
+    Operate,
 }
 
 impl Figure {
     /// All of them, in the order of the table.
-    pub const ALL: [Figure; 9] = [
+    pub const ALL: [Figure; 10] = [
         Figure::Drain,
         Figure::Latency,
         Figure::Idle,
@@ -71,6 +74,7 @@ impl Figure {
         Figure::Consume,
         Figure::Brokers,
         Figure::Adopted,
+        Figure::Operate,
     ];
 
     /// The word on the command line.
@@ -85,6 +89,7 @@ impl Figure {
             Figure::Consume => "consume",
             Figure::Brokers => "brokers",
             Figure::Adopted => "adopted",
+            Figure::Operate => "operate",
         }
     }
 
@@ -99,6 +104,7 @@ impl Figure {
             Figure::Consume => consume::measure(bed).await,
             Figure::Brokers => brokers::measure(bed).await,
             Figure::Adopted => adopted::measure(bed).await,
+            Figure::Operate => operate::measure(bed).await,
         }
     }
 }
@@ -121,6 +127,8 @@ struct Scale {
     events: u64,
     /// Published events that stay in the table.
     kept: u64,
+    /// The same, while people look.
+    shown: u64,
     /// Messages of one round of consuming.
     messages: u64,
     /// Rows of an adopted table.
@@ -139,6 +147,7 @@ impl Scale {
         Self {
             events: 200_000 / u64::from(by),
             kept: 5_000_000 / u64::from(by),
+            shown: 10_000_000 / u64::from(by),
             messages: 100_000 / u64::from(by),
             rows: 50_000 / u64::from(by),
             // A shorter watch of an idle relay would count nothing.

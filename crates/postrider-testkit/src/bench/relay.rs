@@ -103,6 +103,14 @@ impl Relay {
         Ok(PgConnection::connect(&self.database).await?)
     }
 
+    /// Where its HTTP listens.
+    pub fn address(&self) -> Result<String> {
+        let said = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok();
+        let mut lines = self.log().lines().filter_map(said).collect::<Vec<_>>().into_iter();
+        let line = lines.find(|line| line["message"] == "HTTP listens").ok_or("the relay does not listen")?;
+        Ok(line["context"]["address"].as_str().ok_or("the relay does not say where it listens")?.to_owned())
+    }
+
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }

@@ -59,6 +59,17 @@ pub trait Bed: Send + Sync + 'static {
     /// The event's status in the view for people.
     async fn outbox_status(&self, event: &Event) -> String;
 
+    /// Runs the statement of the bed's own dialect: PostgreSQL's, SQLite's or MySQL's.
+    async fn sql(&self, statements: [&'static str; 3]);
+
+    /// Whether the bed's dialect has no statement here.
+    fn is_without(&self, statements: [&'static str; 3]) -> bool;
+
+    /// A query that runs for ever where the usual one is ended by the server.
+    fn endless(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Takes the lease of a lane.
     async fn lease(&self, lane: u32) -> Lease {
         let lease = self.store().take("relay/default", lane, "test", TTL).await.expect("the store answers");
@@ -187,6 +198,14 @@ impl Bed for PostgresBed {
         .expect("dead letters are read")
     }
 
+    async fn sql(&self, statements: [&'static str; 3]) {
+        sqlx::raw_sql(statements[0]).execute(self.store.pool()).await.expect("the statement runs");
+    }
+
+    fn is_without(&self, statements: [&'static str; 3]) -> bool {
+        statements[0].is_empty()
+    }
+
     async fn outbox_status(&self, event: &Event) -> String {
         sqlx::query_scalar("SELECT status FROM postrider.outbox_status WHERE event_id = $1")
             .bind(event.id())
@@ -275,6 +294,14 @@ impl Bed for SqliteBed {
         .fetch_all(self.store.reader())
         .await
         .expect("dead letters are read")
+    }
+
+    async fn sql(&self, statements: [&'static str; 3]) {
+        sqlx::raw_sql(statements[1]).execute(self.store.writer()).await.expect("the statement runs");
+    }
+
+    fn is_without(&self, statements: [&'static str; 3]) -> bool {
+        statements[1].is_empty()
     }
 
     async fn outbox_status(&self, event: &Event) -> String {
@@ -366,6 +393,21 @@ impl Bed for MysqlBed {
         .fetch_all(self.store.pool())
         .await
         .expect("dead letters are read")
+    }
+
+    async fn sql(&self, statements: [&'static str; 3]) {
+        sqlx::raw_sql(statements[2]).execute(self.store.pool()).await.expect("the statement runs");
+    }
+
+    fn is_without(&self, statements: [&'static str; 3]) -> bool {
+        statements[2].is_empty()
+    }
+
+    fn endless(&self) -> Option<&'static str> {
+        Some(
+            "SELECT COUNT(*) AS n FROM information_schema.columns a, information_schema.columns b, \
+             information_schema.columns c",
+        )
     }
 
     async fn outbox_status(&self, event: &Event) -> String {

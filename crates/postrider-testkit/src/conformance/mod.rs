@@ -6,16 +6,21 @@
 
 #![allow(clippy::expect_used, reason = "a suite says that a contract is broken by a panic")]
 
+pub mod alert;
 pub mod bed;
 pub mod broker;
 pub mod consumer;
 pub mod dead;
+pub mod integrity;
 pub mod lease;
 pub mod log;
 pub mod newest;
+pub mod pulse;
+pub mod recovery;
 pub mod relay;
 pub mod routes;
 pub mod source;
+pub mod view;
 
 /// Makes one `#[tokio::test]` per function of a suite.
 ///

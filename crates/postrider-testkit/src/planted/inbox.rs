@@ -29,6 +29,9 @@ impl<I: Inbox> Inbox for InboxFirst<I> {
     async fn admit_held(&self, tx: &mut I::Tx, held: &Held) -> Result<Admission> {
         self.inner.admit_held(tx, held).await
     }
+    async fn has_applied(&self, held: &Held) -> Result<bool> {
+        self.inner.has_applied(held).await
+    }
     async fn look(&self, consumer: &str, event: &Event) -> Result<Admission> {
         self.inner.look(consumer, event).await
     }

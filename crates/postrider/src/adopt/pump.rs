@@ -14,10 +14,13 @@ use super::{AdoptedRow, AdoptedTable, Mapping, Outcome};
 use crate::broker::{Batching, Broker};
 use crate::error::{Error, Kind, Result, Retry};
 use crate::event::Event;
-use crate::metrics;
+use crate::lease::instance_name;
+use crate::metrics::RelayMeter;
+use crate::pulse::{Heart, Pulses};
 use crate::relay::{Backoff, Gate, Permit, RelaySettings};
-use crate::source::Failure;
+use crate::source::{Failure, ParkedState};
 use crate::task;
+use crate::trace::Publish;
 
 /// Two of them: while one waits for the broker the other waits for the database.
 const WORKERS: usize = 2;
@@ -48,6 +51,8 @@ pub struct Adopted {
     broker: Arc<dyn Broker>,
     settings: RelaySettings,
     gate: Gate,
+    meter: RelayMeter,
+    pulses: Option<Arc<dyn Pulses>>,
     /// Tells the second worker that there is more than one can do.
     more: Notify,
 }
@@ -62,7 +67,16 @@ impl Adopted {
     ) -> Self {
         let gate = Gate::new(&mapping.name, settings.breaker);
         let source = table.source();
-        Self { mapping, source, table: table.into(), broker, settings, gate, more: Notify::new() }
+        let meter = RelayMeter::new(&mapping.name);
+        let more = Notify::new();
+        Self { mapping, source, table: table.into(), broker, settings, gate, meter, pulses: None, more }
+    }
+
+    /// Tells this store that the relay lives and what it counts, as `relay/<name of the outbox>`. Without it nobody is told.
+    #[must_use]
+    pub fn pulses(mut self, pulses: Arc<dyn Pulses>) -> Self {
+        self.pulses = Some(pulses);
+        self
     }
 
     /// The breaker of the destination.
@@ -77,10 +91,17 @@ impl Adopted {
 
     /// Runs until `stop` is cancelled; what was locked is then published and marked first.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
+        let heart = self.pulses.clone().map(|pulses| {
+            let (group, gate) = (crate::relay::group(&self.mapping.name), self.gate.clone());
+            Heart::new(pulses, group, instance_name(), self.meter.tally(), move || gate.trouble()).start()
+        });
         let this = Arc::new(self);
         let workers = (0..WORKERS).map(|number| tokio::spawn(this.clone().work(number, stop.clone())));
         for worker in join_all(workers).await {
             worker.map_err(task::ended)?;
+        }
+        if let Some(heart) = heart {
+            heart.end().await;
         }
         Ok(())
     }
@@ -237,7 +258,7 @@ impl Adopted {
                         outcomes[index] = Outcome::Published;
                     }
                     Err(error) if error.kind().belongs_to_event() => {
-                        metrics::publish_failed(&self.mapping.name, error.kind(), 1);
+                        self.meter.publish_failed(error.kind());
                         flight.stop(rows[index].key(&self.mapping));
                         outcomes[index] = self.failed(&rows[index], &error);
                     }
@@ -246,7 +267,7 @@ impl Adopted {
                     }
                 }
             }
-            metrics::published(&self.mapping.name, confirmed);
+            self.meter.published(confirmed);
             if outage.is_none() {
                 self.gate.succeeded();
             }
@@ -258,8 +279,10 @@ impl Adopted {
     /// Publishes events that may fly together.
     async fn send(&self, wave: Vec<(usize, Arc<Event>)>) -> (Instant, Vec<(usize, Arc<Event>)>, Vec<Result<()>>) {
         let began = Instant::now();
-        let events: Vec<Arc<Event>> = wave.iter().map(|(_, event)| event.clone()).collect();
+        let mut events: Vec<Arc<Event>> = wave.iter().map(|(_, event)| event.clone()).collect();
+        let spans = Publish::begin(&self.mapping.name, &mut events);
         let results = self.broker.publish(&events).await;
+        spans.end(&results);
         (began, wave, results)
     }
 
@@ -270,19 +293,19 @@ impl Adopted {
             Failure { kind: error.kind().as_str().to_owned(), message: format!("{error}; {}", error.remedy()) };
         let (outbox, row_id, error_type) = (&self.mapping.name, &row.id, error.kind().as_str());
         if error.kind().retry() == Retry::Later && attempts < attempts_max {
-            metrics::parked(outbox, "retrying");
+            self.meter.parked(ParkedState::Retrying, error_type);
             tracing::warn!(outbox, row_id, attempts, error_type, %error, "a row failed and is tried again");
             let delay = self.settings.backoff.delay_with(attempts, &mut fastrand::Rng::new());
             return Outcome::Retry { attempts, delay, failure };
         }
-        metrics::parked(outbox, "failed");
+        self.meter.parked(ParkedState::Failed, error_type);
         tracing::error!(outbox, row_id, attempts, error_type, %error, remedy = error.remedy(),
             "a row failed and is kept; a person must decide, its key waits behind it");
         Outcome::Failed { attempts, failure }
     }
 
     fn outage(&self, began: Instant, error: &Error) -> Duration {
-        metrics::publish_failed(&self.mapping.name, error.kind(), 1);
+        self.meter.publish_failed(error.kind());
         let failures = self.gate.failed(began, error);
         if failures <= 1 {
             tracing::warn!(outbox = self.mapping.name, error_type = error.kind().as_str(), %error,

@@ -136,9 +136,8 @@ pub struct DeadDetail {
     pub envelope: Option<Value>,
     /// The headers of a message that is no event.
     pub headers: Option<Value>,
-    /// The payload. Not serialised: whoever shows it must have been asked to.
-    #[serde(skip)]
-    pub payload: Vec<u8>,
+    /// The length of its payload, which may be large: see [`DeadLetters::dead_payload`].
+    pub payload_bytes: i64,
 }
 
 /// Dead letters of one consumer with one type of error.
@@ -193,6 +192,23 @@ pub trait DeadLetters: Send + Sync {
     /// Counts by stage, consumer, error type and state.
     async fn dead_stats(&self) -> Result<Vec<DeadCount>>;
 
+    /// How many match, counted up to `max`; for a progress bar.
+    async fn dead_count(&self, filter: &DeadFilter, max: u64) -> Result<u64> {
+        if let Some(ids) = &filter.ids {
+            return Ok(max.min(ids.len() as u64));
+        }
+        let (mut count, mut after) = (0, 0);
+        while count < max {
+            let page = self.dead_list(filter, after, COUNT_PAGE).await?;
+            count += page.len() as u64;
+            match page.last() {
+                Some(last) if page.len() == COUNT_PAGE => after = last.id,
+                _ => break,
+            }
+        }
+        Ok(count.min(max))
+    }
+
     /// The database's clock, by which dead letters die.
     async fn dead_now(&self) -> Result<DateTime<Utc>>;
 
@@ -211,6 +227,9 @@ pub trait DeadLetters: Send + Sync {
     /// the side table, and the next of its key follows.
     async fn dead_discard(&self, filter: &DeadFilter, reason: &str, actor: &str) -> Result<u64>;
 }
+
+/// Dead letters that are read at a time to be counted.
+const COUNT_PAGE: usize = 1000;
 
 /// How many numbers of a discard stand in the audit table; the rest is counted.
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]

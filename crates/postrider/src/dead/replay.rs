@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::{DeadFilter, DeadLetters, ReplayProgress, Taken};
 use crate::error::Result;
 use crate::metrics;
+use crate::pulse::{Count, Metric, Pulse, Pulses};
 
 /// A replay gives back at most this many per second, unless it is told otherwise.
 pub const REPLAY_RATE: u32 = 100;
@@ -76,7 +77,7 @@ impl Replay {
     /// Run it to its end: what it has given back is tried again in any case.
     pub async fn run(
         self,
-        desk: &dyn DeadLetters,
+        desk: &(impl DeadLetters + Pulses + ?Sized),
         stop: &CancellationToken,
         progress: &watch::Sender<Replayed>,
     ) -> Result<Replayed> {
@@ -126,7 +127,7 @@ impl Replay {
 
 /// Waits until all of a stage are decided, or a stop is asked for.
 async fn watch_stage(
-    desk: &dyn DeadLetters,
+    desk: &(impl DeadLetters + ?Sized),
     ids: &[i64],
     stop: &CancellationToken,
     sum: Replayed,
@@ -155,7 +156,7 @@ fn add(sum: Replayed, found: ReplayProgress) -> Replayed {
 }
 
 /// Counts what was decided of a stage, for each consumer.
-async fn count(desk: &dyn DeadLetters, taken: &[Taken]) -> Result<()> {
+async fn count(desk: &(impl DeadLetters + Pulses + ?Sized), taken: &[Taken]) -> Result<()> {
     let mut consumers: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     for Taken { id, consumer } in taken {
         consumers.entry(consumer).or_default().push(*id);
@@ -163,8 +164,26 @@ async fn count(desk: &dyn DeadLetters, taken: &[Taken]) -> Result<()> {
     for (consumer, ids) in consumers {
         let found = desk.dead_progress(&ids).await?;
         metrics::replayed(consumer, found.applied, found.failed);
+        let pulse = pulse(consumer, found);
+        if let Err(error) = desk.pulse(&pulse).await {
+            tracing::debug!(group = pulse.group, error_type = error.kind().as_str(), %error, "a replay was not counted");
+        }
     }
     Ok(())
+}
+
+/// What a replay came to, for the figures. It is counted by who replays: this process is no instance.
+fn pulse(consumer: &str, found: ReplayProgress) -> Pulse {
+    // A relay's dead letters carry the name of its group.
+    let group = if consumer.starts_with("relay/") { consumer.to_owned() } else { format!("consumer/{consumer}") };
+    let count = |label: &str, count| Count { metric: Metric::Replayed, label: label.to_owned(), count };
+    Pulse {
+        group,
+        owner: String::new(),
+        version: String::new(),
+        breaker: None,
+        counts: vec![count("applied", found.applied), count("failed", found.failed)],
+    }
 }
 
 #[cfg(test)]
@@ -173,6 +192,8 @@ mod tests {
 
     use async_trait::async_trait;
     use chrono::{DateTime, Utc};
+
+    use crate::pulse::{Bucket, Instance, Width};
 
     use super::super::{DeadCount, DeadDetail, DeadView};
     use super::*;
@@ -185,6 +206,24 @@ mod tests {
         stages: Mutex<Vec<usize>>,
         fails: bool,
         is_still: bool,
+        counted: Mutex<Vec<Pulse>>,
+    }
+
+    #[async_trait]
+    impl Pulses for Desk {
+        async fn pulse(&self, pulse: &Pulse) -> Result<()> {
+            self.counted.lock().unwrap().push(pulse.clone());
+            Ok(())
+        }
+        async fn withdraw(&self, _: &str, _: &str) -> Result<()> {
+            Ok(())
+        }
+        async fn instances(&self) -> Result<Vec<Instance>> {
+            Ok(Vec::new())
+        }
+        async fn buckets(&self, _: Width, _: Duration, _: &[Metric]) -> Result<(DateTime<Utc>, Vec<Bucket>)> {
+            Ok((DateTime::UNIX_EPOCH, Vec::new()))
+        }
     }
 
     impl Desk {
@@ -264,6 +303,9 @@ mod tests {
         let replayed = run(&desk, 200, &CancellationToken::new()).await;
         assert_eq!((replayed.total, replayed.applied, replayed.stopped), (1500, 1500, None));
         assert_eq!(desk.stages()[..4], [1, 10, 100, 200]);
+        let counted = desk.counted.lock().unwrap().clone();
+        let counts: u64 = counted.iter().flat_map(|pulse| &pulse.counts).map(|count| count.count).sum();
+        assert_eq!((counts, counted[0].group.as_str(), counted[0].owner.as_str()), (1500, "consumer/c", ""));
         assert!(began.elapsed() >= Duration::from_secs_f64(1500.0 / 200.0));
         let desk = Desk::of(5000);
         run(&desk, 10_000, &CancellationToken::new()).await;

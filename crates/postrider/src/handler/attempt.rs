@@ -14,7 +14,7 @@ use crate::broker::{Aside, AsideKind};
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
 use crate::inbox::{Admission, Body, Failed, Held, Inbox};
-use crate::metrics;
+use crate::trace::Process;
 
 /// How a consumer applies events.
 pub(super) enum Way<Tx> {
@@ -30,6 +30,14 @@ impl<Tx: Send + 'static> Way<Tx> {
     pub fn together(batch: impl BatchHandler<Tx> + 'static) -> Self {
         let batch: Arc<dyn BatchHandler<Tx>> = Arc::new(batch);
         Way::Together { singly: Arc::new(Singly(batch.clone())), batch }
+    }
+
+    /// Why nothing is applied at the moment, if so.
+    pub fn trouble(&self) -> Option<String> {
+        match self {
+            Way::Outside(handler) => handler.trouble(),
+            Way::Inside(_) | Way::Together { .. } => None,
+        }
     }
 }
 
@@ -96,7 +104,7 @@ async fn apply<I: Inbox>(
 ) -> Result<Outcome> {
     let consumer = run.spec.name.as_str();
     // Before the transaction, which must not wait for it.
-    let (event, unfetched) = claimed::fetch(run.claims.as_deref(), &run.spec, event).await;
+    let (event, unfetched) = claimed::fetch(run, event).await;
     let event = event.as_ref();
     let mut tx = run.inbox.begin().await?;
     match run.admit(&mut tx, event, held).await? {
@@ -107,7 +115,7 @@ async fn apply<I: Inbox>(
                 Some(_) => run.inbox.commit(tx).await?,
                 None => run.inbox.rollback(tx).await?,
             }
-            metrics::duplicate(consumer);
+            run.meter.duplicate();
             return Ok(Outcome::Done);
         }
         Admission::Behind => {
@@ -124,26 +132,34 @@ async fn apply<I: Inbox>(
         run.inbox.rollback(tx).await?;
         return Ok(Outcome::Said(said));
     }
+    let (span, traced) = Process::begin(consumer, event).unzip();
+    let given = traced.as_ref().unwrap_or(event);
     // The handler's own time: waiting for a connection, or for SQLite's one writer, is not its fault.
-    match in_time(run.spec.handler_timeout, handler.handle(&mut tx, event)).await {
+    let said = in_time(run.spec.handler_timeout, handler.handle(&mut tx, given)).await;
+    match said {
         None => {
             // In the middle of whatever it did; the driver rolls back when the connection answers again.
             drop(tx);
-            Ok(Outcome::Said(too_slow(run.spec.handler_timeout)))
+            let said = too_slow(run.spec.handler_timeout);
+            end(span, Err(&said));
+            Ok(Outcome::Said(said))
         }
         Some(Ok(())) => {
             run.inbox.commit(tx).await?;
-            metrics::applied(consumer, event);
+            end(span, Ok(()));
+            run.meter.applied(event);
             Ok(Outcome::Done)
         }
         Some(Err(Verdict::Skip)) => {
             run.set_aside_skipped(event, held).await?;
             run.inbox.skip(&mut tx, consumer, event).await?;
             run.inbox.commit(tx).await?;
-            metrics::skipped(consumer);
+            end(span, Err(&Verdict::Skip));
+            run.meter.skipped();
             Ok(Outcome::Done)
         }
         Some(Err(said)) => {
+            end(span, Err(&said));
             run.inbox.rollback(tx).await?;
             Ok(of_verdict(said))
         }
@@ -158,7 +174,7 @@ async fn apply_all<I: Inbox>(
     let consumer = run.spec.name.as_str();
     let mut whole = Vec::with_capacity(events.len());
     for event in events {
-        match claimed::fetch(run.claims.as_deref(), &run.spec, event).await {
+        match claimed::fetch(run, event).await {
             (_, Some(said)) => return Ok(Err(Outcome::Said(said))),
             (Cow::Borrowed(_), None) => whole.push(event.clone()),
             (Cow::Owned(fetched), None) => whole.push(Arc::new(fetched)),
@@ -177,19 +193,30 @@ async fn apply_all<I: Inbox>(
         run.inbox.rollback(tx).await?;
         return Ok(Ok(admissions));
     }
-    match in_time(run.spec.handler_timeout, handler.handle_all(&mut tx, &new)).await {
+    let mut given = Cow::Borrowed(new.as_slice());
+    let mut spans = Vec::new();
+    for (n, event) in new.iter().enumerate() {
+        if let Some((span, traced)) = Process::begin(consumer, event) {
+            spans.push(span);
+            given.to_mut()[n] = Arc::new(traced);
+        }
+    }
+    let end_all = |said: Result<(), &Verdict>| spans.into_iter().for_each(|span| end(Some(span), said));
+    match in_time(run.spec.handler_timeout, handler.handle_all(&mut tx, &given)).await {
         None => {
             drop(tx);
-            Ok(Err(Outcome::Said(too_slow(run.spec.handler_timeout))))
+            let said = too_slow(run.spec.handler_timeout);
+            end_all(Err(&said));
+            Ok(Err(Outcome::Said(said)))
         }
         Some(Ok(())) => {
             run.inbox.commit(tx).await?;
-            for event in &new {
-                metrics::applied(consumer, event);
-            }
+            end_all(Ok(()));
+            run.meter.applied_all(&new);
             Ok(Ok(admissions))
         }
         Some(Err(said)) => {
+            end_all(Err(&said));
             run.inbox.rollback(tx).await?;
             Ok(Err(of_verdict(said)))
         }
@@ -204,31 +231,35 @@ async fn deliver<I: Inbox>(
     held: Option<&Held>,
 ) -> Result<Outcome> {
     let admission = match held {
-        // It is in the store because it was not applied.
+        // It was not applied when it was held; recording it lets it leave the store.
+        Some(held) if run.inbox.has_applied(held).await? => return Ok(Outcome::Delivered { is_skipped: false }),
         Some(_) => Admission::New,
         None => run.inbox.look(&run.spec.name, event).await?,
     };
     match admission {
         Admission::New => {}
         Admission::Done => {
-            metrics::duplicate(&run.spec.name);
+            run.meter.duplicate();
             return Ok(Outcome::Done);
         }
         Admission::Behind => return Ok(Outcome::Behind),
         Admission::Forged => return Ok(Outcome::Forged),
     }
-    let (whole, unfetched) = claimed::fetch(run.claims.as_deref(), &run.spec, event).await;
+    let (whole, unfetched) = claimed::fetch(run, event).await;
     if let Some(said) = unfetched {
         return Ok(Outcome::Said(said));
     }
-    Ok(match in_time(run.spec.handler_timeout, handler.deliver(&whole)).await {
-        None => Outcome::Said(too_slow(run.spec.handler_timeout)),
-        Some(Ok(())) => Outcome::Delivered { is_skipped: false },
-        Some(Err(Verdict::Skip)) => {
+    let (span, traced) = Process::begin(&run.spec.name, &whole).unzip();
+    let said = in_time(run.spec.handler_timeout, handler.deliver(traced.as_ref().unwrap_or(&whole))).await;
+    let said = said.unwrap_or_else(|| Err(too_slow(run.spec.handler_timeout)));
+    end(span, said.as_ref().copied());
+    Ok(match said {
+        Ok(()) => Outcome::Delivered { is_skipped: false },
+        Err(Verdict::Skip) => {
             run.set_aside_skipped(event, held).await?;
             Outcome::Delivered { is_skipped: true }
         }
-        Some(Err(said)) => of_verdict(said),
+        Err(said) => of_verdict(said),
     })
 }
 
@@ -247,11 +278,23 @@ pub(super) async fn record<I: Inbox>(
     }
     run.inbox.commit(tx).await?;
     match admission {
-        Admission::New if is_skipped => metrics::skipped(consumer),
-        Admission::New => metrics::applied(consumer, event),
-        _ => metrics::duplicate(consumer),
+        Admission::New if is_skipped => run.meter.skipped(),
+        Admission::New => run.meter.applied(event),
+        _ => run.meter.duplicate(),
     }
     Ok(admission)
+}
+
+/// Ends a span with what a handler said.
+fn end(span: Option<Process>, said: Result<(), &Verdict>) {
+    let Some(span) = span else { return };
+    match said {
+        Ok(()) => span.done("applied"),
+        Err(Verdict::Skip) => span.done("skipped"),
+        Err(Verdict::Snooze(_)) => span.done("snoozed"),
+        Err(Verdict::Retry { failed, .. } | Verdict::Reject(failed)) => span.failed(&failed.error_type),
+        Err(Verdict::Away(error)) => span.failed(error.kind().as_str()),
+    }
 }
 
 fn of_verdict(said: Verdict) -> Outcome {

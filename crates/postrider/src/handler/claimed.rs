@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 
-use super::ConsumerSpec;
+use super::slot::SlotRun;
 use super::verdict::{Verdict, failed};
-use crate::claim::{Claims, is_claimed};
+use crate::claim::is_claimed;
 use crate::error::{Error, Kind};
 use crate::event::Event;
-use crate::metrics;
+use crate::inbox::Inbox;
 
 /// The type of the error of a payload that cannot be had.
 const ERROR_TYPE: &str = "claim";
@@ -17,21 +17,18 @@ const ERROR_TYPE: &str = "claim";
 /// A payload that is missing or altered makes a dead letter, which keeps the reference, so that a replay finds the
 /// payload when somebody has put it back. A storage that cannot be reached is not the event's fault: it is held, and
 /// nothing counted.
-pub(super) async fn fetch<'e>(
-    claims: Option<&Claims>,
-    spec: &ConsumerSpec,
-    event: &'e Event,
-) -> (Cow<'e, Event>, Option<Verdict>) {
+pub(super) async fn fetch<'e, I: Inbox>(run: &SlotRun<I>, event: &'e Event) -> (Cow<'e, Event>, Option<Verdict>) {
+    let spec = &run.spec;
     if !is_claimed(event) {
         return (Cow::Borrowed(event), None);
     }
-    let fetched = match claims {
+    let fetched = match &run.claims {
         Some(claims) => claims.fetch(event).await,
         None => Err(Error::new(Kind::Corrupt, "the payload cannot be fetched: this consumer has no claim storage")),
     };
     let said = match fetched {
         Ok(whole) => {
-            metrics::claim_fetched(&spec.name);
+            run.meter.claim_fetched();
             return (Cow::Owned(whole), None);
         }
         Err(error) if error.kind().belongs_to_event() => Verdict::Reject(failed(ERROR_TYPE, &error)),

@@ -14,6 +14,7 @@ use crate::claim::Claims;
 use crate::error::Result;
 use crate::inbox::Inbox;
 use crate::lease::{LeaseTimes, Leases, Share};
+use crate::metrics::ConsumerMeter;
 use crate::relay::Backoff;
 
 /// Waits between attempts to reach broker and store. Not long, because nothing else tells that they are back.
@@ -120,8 +121,9 @@ impl<I: Inbox> Consumer<I> {
 
     /// Runs until `stop` is cancelled; then finishes what is in hand, acks it and gives the slots back.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
-        let share = Share::new(self.leases.clone(), self.spec.group(), self.owner.clone(), self.spec.slots, self.times);
-        share
+        let (meter, way) = (ConsumerMeter::new(&self.spec.name), self.way.clone());
+        Share::new(self.leases.clone(), self.spec.group(), self.owner.clone(), self.spec.slots, self.times)
+            .heart(meter.tally(), move || way.trouble())
             .run(stop, |lease, token| {
                 let run = SlotRun {
                     spec: self.spec.clone(),
@@ -132,6 +134,7 @@ impl<I: Inbox> Consumer<I> {
                     backoff: self.backoff,
                     has_unsent: AtomicBool::new(true),
                     claims: self.claims.clone(),
+                    meter: meter.clone(),
                 };
                 tokio::spawn(run_slot(run, token))
             })

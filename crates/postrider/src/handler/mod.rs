@@ -57,12 +57,22 @@ pub trait RemoteHandler: Send + Sync {
     /// Applies one event there. When the process dies before the inbox knows of it, it happens again, so the other side
     /// must know events by their id.
     async fn deliver(&self, event: &Event) -> Result<(), HandlerError>;
+
+    /// Why nothing is delivered at the moment, a breaker that is open for example, if so. Asked every few seconds, for
+    /// people.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 }
 
 #[async_trait]
 impl<H: RemoteHandler + ?Sized> RemoteHandler for Arc<H> {
     async fn deliver(&self, event: &Event) -> Result<(), HandlerError> {
         self.as_ref().deliver(event).await
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.as_ref().trouble()
     }
 }
 

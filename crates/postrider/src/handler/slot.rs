@@ -18,7 +18,7 @@ use crate::claim::Claims;
 use crate::error::{Kind, Result};
 use crate::inbox::{Held, Inbox, Part};
 use crate::lease::Lease;
-use crate::metrics;
+use crate::metrics::ConsumerMeter;
 use crate::relay::Backoff;
 use crate::task;
 
@@ -45,6 +45,7 @@ pub(super) struct SlotRun<I: Inbox> {
     pub claims: Option<Arc<Claims>>,
     /// Whether dead letters may lie in the store that the broker's own place does not have yet.
     pub has_unsent: AtomicBool,
+    pub meter: ConsumerMeter,
 }
 
 impl<I: Inbox> SlotRun<I> {
@@ -70,7 +71,7 @@ pub(super) async fn run_slot<I: Inbox>(run: SlotRun<I>, stop: CancellationToken)
                 return;
             }
             failures += 1;
-            metrics::subscription_lost(&run.spec.name);
+            run.meter.subscription_lost();
             tracing::warn!(consumer = %run.spec.name, slot = run.lease.slot, error_type = error.kind().as_str(), %error,
                 remedy = error.remedy(), "subscription ended, subscribing again");
             run.backoff.wait(failures, &stop).await;

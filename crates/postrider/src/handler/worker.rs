@@ -18,7 +18,6 @@ use crate::broker::Origin;
 use crate::error::{Error, Result};
 use crate::event::{Event, id_of_hash};
 use crate::inbox::{Admission, Body, DeadLetter, Failed, Held, Inbox, Why};
-use crate::metrics;
 
 /// What a piece of work came to.
 #[derive(Default)]
@@ -64,7 +63,7 @@ pub(super) async fn do_work<I: Inbox>(
             Finished { tried: Some((held.id, held.is_suspect)), ..Finished::one(held.event.key(), None, state) }
         }
         Work::Bury { tag, undecodable, origin } => {
-            metrics::undecodable(&worker.run.spec.name);
+            worker.run.meter.undecodable();
             let kind = undecodable.error.kind().as_str();
             let failed = failed(kind, &undecodable.error);
             let body = Body::Raw(&undecodable.raw);
@@ -99,7 +98,7 @@ impl<I: Inbox> Worker<I> {
             let state = match admissions.as_ref().map(|admissions| admissions[n]) {
                 Some(Admission::New) => Some(KeyState::Free),
                 Some(Admission::Done) => {
-                    metrics::duplicate(&self.run.spec.name);
+                    self.run.meter.duplicate();
                     Some(KeyState::Free)
                 }
                 Some(Admission::Behind) => self.hold(message, Why::Behind).await,
@@ -274,7 +273,7 @@ impl<I: Inbox> Worker<I> {
         let Message { event, origin, .. } = message;
         let hold = || self.run.inbox.retries().hold(&self.run.spec.name, event, origin, why);
         self.insist("hold a message", hold).await?;
-        metrics::held(&self.run.spec.name);
+        self.run.meter.held();
         Some(KeyState::Held)
     }
 
@@ -290,7 +289,8 @@ impl<I: Inbox> Worker<I> {
         let dead = DeadLetter { consumer, message, id, failed, origin, held };
         self.insist("write a dead letter", || self.run.inbox.retries().bury(&dead)).await?;
         self.run.has_unsent.store(true, Ordering::Relaxed);
-        metrics::buried(consumer, &failed.error_type);
+        self.run.meter.failed(&failed.error_type);
+        self.run.meter.buried(&failed.error_type);
         tracing::error!(consumer, event = %id, topic = %origin.topic, error_type = %failed.error_type,
             error = %failed.error, causes = ?failed.causes, remedy = "look at `postrider dead list`",
             "a message is given up and kept as a dead letter");
@@ -320,7 +320,7 @@ impl<I: Inbox> Worker<I> {
     }
 
     fn told(&self, event: &Event, attempts: u32, failed: &Failed) {
-        metrics::handler_failed(&self.run.spec.name);
+        self.run.meter.failed(&failed.error_type);
         tracing::warn!(consumer = %self.run.spec.name, event = %event.id(), r#type = event.kind(), attempts,
             error_type = %failed.error_type, error = %failed.error, causes = ?failed.causes,
             "the effect was rolled back and is tried again later");

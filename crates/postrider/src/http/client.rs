@@ -146,6 +146,11 @@ impl HttpClient {
         self.inner.destinations.breaker(destination)
     }
 
+    /// Why calls to a destination are held up, if so: see [`Breaker::trouble`](crate::relay::Breaker::trouble).
+    pub fn trouble(&self, destination: &str) -> Option<String> {
+        self.inner.destinations.trouble(destination, now())
+    }
+
     fn fall_back(
         &self,
         request: &Request,

@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use super::budget::Budget;
 use super::error::Failure;
-use super::label;
 use super::settings::HttpSettings;
 use crate::error::Error;
 use crate::metrics::http as metrics;
+use crate::metrics::labels::DESTINATIONS;
 use crate::relay::{Breaker, BreakerState, Permit};
 
 /// More destinations than this are not remembered at once; the one that was not called for longest is forgotten, and
@@ -32,7 +32,7 @@ struct State {
 
 impl Destination {
     fn new(name: &str, settings: &HttpSettings, now: Instant) -> Self {
-        let label = label::of(name);
+        let label = DESTINATIONS.of(name);
         // The series appears with the first call, not with the first outage.
         metrics::breakers_open(&label, 0.0);
         let state = State {
@@ -67,6 +67,11 @@ impl Destination {
 
     pub fn breaker(&self) -> BreakerState {
         self.lock().breaker.state()
+    }
+
+    /// Why calls are held up, if so.
+    pub fn trouble(&self, now: Instant) -> Option<String> {
+        self.lock().breaker.trouble(now)
     }
 
     /// The destination answered, whatever it said.
@@ -151,6 +156,11 @@ impl Destinations {
     /// The state of a destination's breaker, if it was called before.
     pub fn breaker(&self, name: &str) -> Option<BreakerState> {
         self.lock().get(name).map(|known| known.destination.breaker())
+    }
+
+    /// Why calls to a destination are held up, if so.
+    pub fn trouble(&self, name: &str, now: Instant) -> Option<String> {
+        self.lock().get(name).and_then(|known| known.destination.trouble(now))
     }
 }
 

@@ -35,7 +35,8 @@ mod verdict;
 mod fallback;
 mod cache;
 mod error;
-mod label;
+mod public;
+mod sign;
 mod webhook;
 
 pub use answer::Answer;
@@ -43,8 +44,10 @@ pub use budget::BudgetSettings;
 pub use cache::CacheSettings;
 pub use client::HttpClient;
 pub use fallback::Supplied;
+pub use public::{check_public, is_public, public_only};
 pub use request::Request;
 pub use settings::HttpSettings;
+pub use sign::Signer;
 pub use verdict::Verdict;
 pub use webhook::Webhook;
 

@@ -70,6 +70,10 @@ pub trait Inbox: Send + Sync + 'static {
     /// What [`Inbox::admit`] would say now, without a transaction and without a trace.
     async fn look(&self, consumer: &str, event: &Event) -> Result<Admission>;
 
+    /// Whether the inbox says that a held message was applied or skipped. One without a key may come from the broker as well,
+    /// while it is held.
+    async fn has_applied(&self, held: &Held) -> Result<bool>;
+
     /// [`Inbox::admit`] for a held message, which leaves the store together with its effect; the next of its key becomes due.
     /// [`Admission::Done`] when it is not held any more.
     async fn admit_held(&self, tx: &mut Self::Tx, held: &Held) -> Result<Admission>;

@@ -6,6 +6,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+/// Whoever waits sends a probe within this after its time has come.
+const PROBE_WAIT: Duration = Duration::from_secs(1);
+
 /// When the breaker opens and for how long.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BreakerSettings {
@@ -43,6 +46,8 @@ pub enum BreakerState {
     Probing {
         /// When it was let through; a probe that never reports must not stop everything for ever.
         since: Instant,
+        /// Why the breaker opened.
+        reason: String,
     },
 }
 
@@ -96,6 +101,16 @@ impl Breaker {
         }
     }
 
+    /// Why calls are held up, if so, for people. Also while a probe is under way, whose end may be long in coming; but not
+    /// when one could pass and there is nothing to send.
+    pub fn trouble(&self, now: Instant) -> Option<String> {
+        match (&self.blocked, &self.state) {
+            (Some(reason), _) | (None, BreakerState::Probing { reason, .. }) => Some(reason.clone()),
+            (None, BreakerState::Open { until, reason }) => (now < *until + PROBE_WAIT).then(|| reason.clone()),
+            (None, BreakerState::Closed) => None,
+        }
+    }
+
     /// Failures in a row so far.
     pub fn failures_in_a_row(&self) -> u32 {
         self.in_a_row
@@ -116,10 +131,10 @@ impl Breaker {
         }
         match &self.state {
             BreakerState::Closed => Permit::All,
-            BreakerState::Probing { since } if now < *since + self.settings.open => Permit::None(None),
+            BreakerState::Probing { since, .. } if now < *since + self.settings.open => Permit::None(None),
             BreakerState::Open { until, .. } if now < *until => Permit::None(Some(*until)),
-            BreakerState::Probing { .. } | BreakerState::Open { .. } => {
-                self.state = BreakerState::Probing { since: now };
+            BreakerState::Probing { reason, .. } | BreakerState::Open { reason, .. } => {
+                self.state = BreakerState::Probing { since: now, reason: reason.clone() };
                 Permit::Probe
             }
         }
@@ -221,6 +236,8 @@ mod tests {
             breaker.failed(start, start, "down");
         }
         assert_eq!(breaker.permit(start + 60 * SECOND), Permit::Probe);
+        let trouble = breaker.trouble(start + 60 * SECOND);
+        assert_eq!((breaker.reason(), trouble.as_deref()), (None, Some("down")), "it is not over yet");
         assert_eq!(breaker.permit(start + 119 * SECOND), Permit::None(None));
         assert_eq!(breaker.permit(start + 120 * SECOND), Permit::Probe);
     }
@@ -242,7 +259,9 @@ mod tests {
         let now = Instant::now();
         breaker.set_blocked(Some("low on memory".to_owned()), now);
         assert_eq!(breaker.permit(now + 600 * SECOND), Permit::None(None));
+        assert_eq!(breaker.trouble(now + 600 * SECOND).as_deref(), Some("low on memory"));
         breaker.set_blocked(None, now);
+        assert_eq!(breaker.trouble(now + 2 * SECOND), None, "nothing waits to be sent");
         assert_eq!(breaker.permit(now), Permit::Probe);
     }
 }

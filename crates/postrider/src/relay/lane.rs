@@ -12,9 +12,11 @@ use super::{Backoff, Gate, Permit, RelaySettings};
 use crate::broker::{Batching, Broker};
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
-use crate::metrics;
+use crate::metrics::RelayMeter;
+use crate::recovery::Witness;
 use crate::source::{Opened, Page, ParkedRow, ParkedState, Position, Settlement, Source};
 use crate::task;
+use crate::trace::Publish;
 
 /// The position is written at most this often while events flow. A crash republishes what was confirmed since; the
 /// longer the wait, the fewer row versions pile up under a long-running snapshot.
@@ -47,18 +49,20 @@ pub(super) struct Lane {
     pub broker: Arc<dyn Broker>,
     pub settings: RelaySettings,
     pub gate: Gate,
+    pub meter: RelayMeter,
+    pub witness: Witness,
 }
 
 impl Lane {
     /// Works until `stop`, until the lease is lost, or until an error. After an error the lease is given back and taken
     /// anew: with the new epoch, a statement of the old run that was left to its fate can do no harm.
     pub async fn run(self, stop: CancellationToken) {
-        metrics::lanes_held(&self.destination, 1.0);
+        self.meter.lanes_held(1.0);
         let result = match Run::open(&self).await {
             Ok(mut run) => run.work(&stop).await,
             Err(error) => Err(error),
         };
-        metrics::lanes_held(&self.destination, -1.0);
+        self.meter.lanes_held(-1.0);
         let (destination, lane) = (&self.destination, self.lease.slot);
         match result {
             Ok(()) => {}
@@ -67,6 +71,9 @@ impl Lane {
             }
             // Another life of the database, or a setting: nothing flows until a person has looked.
             Err(error) if error.kind() != Kind::Unavailable => {
+                if error.kind() == Kind::Mismatch {
+                    self.gate.halt(error.message());
+                }
                 tracing::error!(destination, lane, error_type = error.kind().as_str(), %error, causes = ?error.causes(),
                     remedy = error.remedy(), "the lane stands still and tries again");
             }
@@ -109,6 +116,13 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     async fn open(lane: &'a Lane) -> Result<Run<'a>> {
+        let (source, mark) = (lane.source.clone(), lane.witness.mark());
+        let look = task::start(async move { source.look_back(mark.as_ref()).await });
+        let found = task::join(&mut Some(look)).await?;
+        if let Some(restored) = found.restored {
+            return Err(restored.error());
+        }
+        lane.witness.set_life(found.life);
         let (source, lease) = (lane.source.clone(), lane.lease.clone());
         let opened = task::join(&mut Some(task::start(async move { source.open(&lease).await }))).await?;
         let backoff = lane.settings.backoff;
@@ -230,9 +244,11 @@ impl<'a> Run<'a> {
             let batch = self.pipeline.take(size);
             self.singles = self.singles.saturating_sub(batch.len());
             let (began, broker) = (Instant::now(), self.lane.broker.clone());
+            let mut events: Vec<_> = batch.iter().map(|item| item.event.clone()).collect();
+            let spans = Publish::begin(&self.lane.destination, &mut events);
             self.batches.spawn(async move {
-                let events: Vec<_> = batch.iter().map(|item| item.event.clone()).collect();
                 let results = broker.publish(&events).await;
+                spans.end(&results);
                 (began, batch, results)
             });
         }
@@ -265,10 +281,11 @@ impl<'a> Run<'a> {
             match result {
                 Ok(()) => {
                     confirmed += 1;
+                    self.lane.witness.published(item.id, &item.event);
                     self.pipeline.confirmed(item);
                 }
                 Err(error) if error.kind().belongs_to_event() => {
-                    metrics::publish_failed(destination, error.kind(), 1);
+                    self.lane.meter.publish_failed(error.kind());
                     self.pipeline.refused(item, &error);
                 }
                 Err(error) => {
@@ -280,7 +297,7 @@ impl<'a> Run<'a> {
         self.pipeline.put_back(back);
         match outage {
             Some(error) => {
-                metrics::publish_failed(destination, error.kind(), 1);
+                self.lane.meter.publish_failed(error.kind());
                 let failures = self.lane.gate.failed(began, &error);
                 if failures <= 1 {
                     tracing::warn!(destination = %destination, error_type = error.kind().as_str(), %error,
@@ -290,7 +307,7 @@ impl<'a> Run<'a> {
             }
             None => self.lane.gate.succeeded(),
         }
-        metrics::published(destination, confirmed);
+        self.lane.meter.published(confirmed);
     }
 
     fn start_settling(&mut self, now: Instant) -> Instant {
@@ -311,7 +328,7 @@ impl<'a> Run<'a> {
     fn tell(&mut self) {
         let (destination, lane) = (&self.lane.destination, self.lane.lease.slot);
         for Notice { id, state, attempts, failure } in self.pipeline.notices() {
-            metrics::parked(destination, state.as_str());
+            self.lane.meter.parked(state, &failure.kind);
             let (error_type, error) = (&failure.kind, &failure.message);
             match state {
                 ParkedState::Failed => tracing::error!(

@@ -19,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 use crate::broker::Broker;
 use crate::error::Result;
 use crate::lease::{LeaseTimes, Leases, Share};
-use crate::metrics;
+use crate::metrics::{self, RelayMeter};
+use crate::recovery::Witness;
 use crate::source::Source;
 
 mod backoff;
@@ -81,6 +82,8 @@ pub struct Relay {
     settings: RelaySettings,
     owner: String,
     gate: Gate,
+    meter: RelayMeter,
+    witness: Witness,
 }
 
 impl Relay {
@@ -95,13 +98,31 @@ impl Relay {
     ) -> Self {
         let destination = destination.into();
         let gate = Gate::new(&destination, settings.breaker);
-        Self { destination, source, leases, broker, settings, owner: crate::lease::instance_name(), gate }
+        let meter = RelayMeter::new(&destination);
+        Self {
+            destination,
+            source,
+            leases,
+            broker,
+            settings,
+            owner: crate::lease::instance_name(),
+            gate,
+            meter,
+            witness: Witness::default(),
+        }
     }
 
     /// Chooses the name under which this instance holds leases.
     #[must_use]
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.owner = owner.into();
+        self
+    }
+
+    /// Gives the relay what an earlier process has seen. It goes on remembering there what it publishes.
+    #[must_use]
+    pub fn witness(mut self, witness: Witness) -> Self {
+        self.witness = witness;
         self
     }
 
@@ -113,9 +134,9 @@ impl Relay {
     /// Runs until `stop` is cancelled; then publishes what was read, settles and gives the lanes back.
     pub async fn run(self, stop: CancellationToken) -> Result<()> {
         let group = group(&self.destination);
-        let share =
-            Share::new(self.leases.clone(), group, self.owner.clone(), self.settings.lanes, self.settings.lease);
-        share
+        let (gate, tally) = (self.gate.clone(), self.meter.tally());
+        Share::new(self.leases.clone(), group, self.owner.clone(), self.settings.lanes, self.settings.lease)
+            .heart(tally, move || gate.trouble())
             .run(stop, |lease, token| {
                 let lane = lane::Lane {
                     destination: self.destination.clone(),
@@ -124,6 +145,8 @@ impl Relay {
                     broker: self.broker.clone(),
                     settings: self.settings.clone(),
                     gate: self.gate.clone(),
+                    meter: self.meter.clone(),
+                    witness: self.witness.clone(),
                 };
                 tokio::spawn(lane.run(token))
             })
@@ -159,6 +182,14 @@ impl Gate {
         self.lock().reason()
     }
 
+    /// Why events are held up, if so: see [`Breaker::trouble`].
+    pub fn trouble(&self) -> Option<String> {
+        let trouble = self.lock().trouble(Instant::now());
+        // A breaker learns of the end of an outage only when there is something to send.
+        metrics::breaker(&self.destination, trouble.is_some());
+        trouble
+    }
+
     /// Takes over what the broker says about being blocked.
     pub(crate) fn set_blocked(&self, blocked: Option<String>) {
         let mut breaker = self.lock();
@@ -169,6 +200,12 @@ impl Gate {
                 "publishing stopped: the broker asked for it");
             metrics::breaker(&self.destination, true);
         }
+    }
+
+    /// Nothing is published until a person has looked: the database is not the one that the relay knows.
+    pub(crate) fn halt(&self, reason: &str) {
+        self.lock().set_blocked(Some(reason.to_owned()), Instant::now());
+        metrics::breaker(&self.destination, true);
     }
 
     pub(crate) fn permit(&self) -> Permit {

@@ -21,7 +21,7 @@ const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub(super) struct Item {
     /// The page it came with; `None` when it came from the side table.
     page: Option<u64>,
-    id: i64,
+    pub id: i64,
     key: Option<String>,
     attempts: u32,
     pub event: Arc<Event>,

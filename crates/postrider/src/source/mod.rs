@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::lease::Lease;
+use crate::recovery::{LookBack, Mark};
 
 /// How far a lane has been read. Opaque to everyone but the source that made it.
 ///
@@ -148,6 +149,13 @@ pub trait Source: Send + Sync {
     /// Begins work on the lane: from now on only this lease's epoch may settle it. Idempotent.
     /// A lane that was never opened begins before the first event.
     async fn open(&self, lease: &Lease) -> Result<Opened>;
+
+    /// Whether the database is the one that the relay knows, or was restored: asked before a lane is opened, with the newest
+    /// event that is known to have been published.
+    async fn look_back(&self, published: Option<&Mark>) -> Result<LookBack> {
+        let _ = published;
+        Ok(LookBack::default())
+    }
 
     /// Reads up to `limit` rows after `from`: every event committed since, each once, in commit order within a key.
     /// Changes nothing.

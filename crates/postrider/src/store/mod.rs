@@ -1,7 +1,8 @@
 //! Stores: outbox, inbox, leases and the embedded broker's log, in a database.
 //!
 //! All folders have the same files: `migrations/`, `migrate.rs`, `lease.rs`, `outbox.rs`, `source.rs`, `queue.rs`,
-//! `inbox.rs`, `newest.rs`, `retries.rs`, `failed.rs`, `dead.rs`, `upkeep.rs`, `doctor.rs`, `error.rs`. All SQL is here.
+//! `inbox.rs`, `newest.rs`, `retries.rs`, `failed.rs`, `dead.rs`, `upkeep.rs`, `view.rs`, `pulse.rs`, `alert.rs`,
+//! `audit.rs`, `integrity.rs`, `recovery.rs`, `doctor.rs`, `error.rs`. All SQL is here.
 
 use std::sync::Arc;
 
@@ -9,6 +10,8 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 use crate::adopt::AdoptedTables;
+use crate::alert::Alerts;
+use crate::audit::Audit;
 use crate::broker::Broker;
 use crate::broker::embedded::Queue;
 use crate::broker::topic::Route;
@@ -17,9 +20,11 @@ use crate::dead::DeadLetters;
 use crate::doctor::Finding;
 use crate::error::Result;
 use crate::handler::{ConsumerSpec, RemoteHandler};
+use crate::integrity::Integrity;
 use crate::lease::Leases;
 use crate::migrate::Migrate;
 use crate::outbox::OutboxStore;
+use crate::recovery::Recovery;
 use crate::source::Source;
 use crate::trigger::Triggers;
 use crate::upkeep::Upkeep;
@@ -33,7 +38,9 @@ pub mod sqlite;
 
 /// Everything that the binary asks of a database.
 #[async_trait]
-pub trait Store: DeadLetters + Leases + Migrate + OutboxStore + Queue + Upkeep {
+pub trait Store:
+    Alerts + Audit + DeadLetters + Integrity + Leases + Migrate + OutboxStore + Queue + Recovery + Upkeep
+{
     /// Takes over where events go, before any relay runs. When that has changed, every destination that changed begins
     /// where the slowest of all was: events may be published again, none is passed over. An error while another instance
     /// relays by other routes, and when a destination that is gone still has parked events.
@@ -71,6 +78,6 @@ pub trait Store: DeadLetters + Leases + Migrate + OutboxStore + Queue + Upkeep {
 
 /// A value for a column of JSON. Structures of texts always become JSON.
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
-fn json(value: &impl serde::Serialize) -> String {
+pub(crate) fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

@@ -42,8 +42,15 @@ impl Body {
     /// An object, declared as JSON: a page in somebody's browser cannot send that across origins.
     pub fn read(headers: &HeaderMap, body: &[u8]) -> Result<Self, Problem> {
         require_json(headers, "send application/json")?;
-        let object = serde_json::from_slice(body);
-        object.map(Self).map_err(|error| Problem::bad_request(error.to_string()).remedy(REMEDY))
+        let object: Map<String, Value> =
+            serde_json::from_slice(body).map_err(|error| Problem::bad_request(error.to_string()).remedy(REMEDY))?;
+        let is_zero = |value: &Value| value.as_str().is_some_and(|text| text.contains('\0'));
+        match object.iter().find(|(_, value)| is_zero(value)) {
+            Some((name, _)) => Err(Problem::bad_request(format!("{name} has a zero byte in it"))
+                .pointer(format!("/{name}"))
+                .remedy("leave it out: no database text can hold one")),
+            None => Ok(Self(object)),
+        }
     }
 
     /// Takes a member out, if it is there.
@@ -100,6 +107,7 @@ mod tests {
             (&many, vec!["1 to 1000", "/ids"]),
             (r#"{"ids":["a"]}"#, vec!["/ids/0"]),
             (r#"{"consumer":7}"#, vec!["/consumer"]),
+            (r#"{"key":"a\u0000"}"#, vec!["/key", "zero byte"]),
             (r#"{"since":"yesterday"}"#, vec!["/since"]),
             (r#"{"stage":"broker"}"#, vec!["/stage", "relay"]),
             (r#"{"consummer":"a"}"#, vec!["/consummer"]),

@@ -2,87 +2,55 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, PathRejection};
-use axum::extract::{Path, RawQuery, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use postrider::dead::{DeadDetail, DeadFilter, DeadView};
-use serde::Serialize;
+use postrider::dead::{DeadFilter, DeadView};
 use serde_json::json;
 
 use super::events::rejected;
-use super::{Problem, Shared};
+use super::page::Page;
+use super::{Named, Problem, Shared, name};
+use crate::access::Caller;
 
 mod body;
 mod query;
-mod replays;
+pub(super) mod replays;
 
-pub use replays::Replays;
+pub use replays::{ReplayView, Replays};
 
 use body::Body;
 
-/// More characters than this of a name that a client gives itself are not kept.
-const ACTOR_CHARS_MAX: usize = 64;
 /// A reason is a sentence.
 const REASON_BYTES_MAX: usize = 1000;
 
-/// The routes.
-pub fn routes() -> Router<Arc<Shared>> {
-    Router::new()
-        .route("/api/v1/dead-letters", get(list))
-        .route("/api/v1/dead-letters/stats", get(stats))
-        .route("/api/v1/dead-letters/discards", post(discard))
-        .route("/api/v1/dead-letters/replays", post(replays::start))
-        .route("/api/v1/dead-letters/replays/{id}", get(replays::show).delete(replays::cancel))
-        .route("/api/v1/dead-letters/{id}", get(show))
-        .route("/api/v1/dead-letters/{id}/payload", get(payload))
-}
-
-/// A page of a list.
-#[derive(Serialize)]
-struct Page {
-    items: Vec<DeadView>,
-    /// What `after` must be for the next page; none when this is the last.
-    next: Option<i64>,
-}
-
-async fn page(shared: &Shared, filter: DeadFilter, after: i64, limit: usize) -> Result<Page, Problem> {
+async fn page(shared: &Shared, filter: DeadFilter, after: i64, limit: usize) -> Result<Page<DeadView>, Problem> {
     let items = shared.ask(move |store| async move { store.dead_list(&filter, after, limit).await }).await?;
-    let next = items.last().filter(|_| items.len() == limit).map(|last| last.id);
-    Ok(Page { items, next })
+    Ok(Page::new(items, limit, |letter| letter.id))
 }
 
-async fn list(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) -> Result<Response, Problem> {
-    let query::List { filter, after, limit } = query::List::read(query.as_deref().unwrap_or_default())?;
+pub async fn list(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) -> Result<Response, Problem> {
+    let query::List { filter, after, limit } = query::List::read(query.as_deref())?;
     Ok(axum::Json(page(&shared, filter, after, limit).await?).into_response())
 }
 
-async fn stats(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
-    let counts = shared.ask(|store| async move { store.dead_stats().await }).await?;
-    Ok(axum::Json(json!({ "items": counts })).into_response())
+pub async fn stats(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    let counts = shared.board.dead(&shared.store()?).await.map_err(|error| shared.not_done(&error))?;
+    Ok(axum::Json(json!({ "items": *counts })).into_response())
 }
 
 /// Everything about one, but for its payload.
-async fn show(State(shared): State<Arc<Shared>>, id: Named) -> Result<Response, Problem> {
-    #[derive(Serialize)]
-    struct Shown {
-        #[serde(flatten)]
-        detail: DeadDetail,
-        payload_bytes: usize,
-    }
+pub async fn show(State(shared): State<Arc<Shared>>, id: Named) -> Result<Response, Problem> {
     let id = number(id)?;
     let detail = shared.ask(move |store| async move { store.dead_show(id).await }).await?;
-    let detail = detail.ok_or_else(|| missing(id))?;
-    let payload_bytes = detail.payload.len();
-    Ok(axum::Json(Shown { detail, payload_bytes }).into_response())
+    Ok(axum::Json(detail.ok_or_else(|| missing(id))?).into_response())
 }
 
 /// The payload, as a file that no browser renders. Who looked is written down.
-async fn payload(State(shared): State<Arc<Shared>>, id: Named, headers: HeaderMap) -> Result<Response, Problem> {
-    let (id, actor) = (number(id)?, actor(&headers));
+pub async fn payload(State(shared): State<Arc<Shared>>, caller: Caller, id: Named) -> Result<Response, Problem> {
+    let (id, actor) = (number(id)?, caller.actor().to_owned());
     let payload = shared.ask(move |store| async move { store.dead_payload(id, &actor).await }).await?;
     let payload = payload.ok_or_else(|| missing(id))?;
     let headers = [
@@ -94,8 +62,9 @@ async fn payload(State(shared): State<Arc<Shared>>, id: Named, headers: HeaderMa
     Ok((headers, payload).into_response())
 }
 
-async fn discard(
+pub async fn discard(
     State(shared): State<Arc<Shared>>,
+    caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
@@ -110,27 +79,11 @@ async fn discard(
         let detail = format!("the reason has {} bytes, the limit is {REASON_BYTES_MAX}", reason.len());
         return Err(Problem::bad_request(detail).pointer("/reason").remedy("say it in a sentence"));
     }
-    let (filter, actor) = (body.filter()?, actor(&headers));
+    let (filter, actor) = (body.filter()?, caller.actor().to_owned());
     require_all(&shared, &filter).await?;
     let discarded = shared.ask(move |store| async move { store.dead_discard(&filter, &reason, &actor).await }).await?;
+    shared.board.dead_changed().await;
     Ok(axum::Json(json!({ "discarded": discarded })).into_response())
-}
-
-/// Who asks, for the audit table. Nobody has checked the name.
-fn actor(headers: &HeaderMap) -> String {
-    let said = headers.get("x-postrider-actor").map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
-    let kept = said.unwrap_or_default().chars().filter(|c| !c.is_control()).take(ACTOR_CHARS_MAX).collect::<String>();
-    match kept.trim() {
-        "" => "api".to_owned(),
-        name => format!("api:{name}"),
-    }
-}
-
-/// The part of a path that names something. One that is no text names nothing.
-type Named = Result<Path<String>, PathRejection>;
-
-fn name(named: Named) -> String {
-    named.map(|Path(name)| name).unwrap_or_default()
 }
 
 fn number(id: Named) -> Result<i64, Problem> {
@@ -139,8 +92,7 @@ fn number(id: Named) -> Result<i64, Problem> {
 }
 
 fn missing(id: impl std::fmt::Display) -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, "not_found", "Not found", format!("there is no dead letter {id}"))
-        .remedy("GET /api/v1/dead-letters shows which there are")
+    Problem::missing(format_args!("dead letter {id}")).remedy("GET /api/v1/dead-letters shows which there are")
 }
 
 /// Whoever names numbers means all of them.
@@ -151,23 +103,5 @@ async fn require_all(shared: &Shared, filter: &DeadFilter) -> Result<(), Problem
     match ids.iter().position(|id| !found.iter().any(|letter| letter.id == *id)) {
         Some(index) => Err(missing(ids[index]).pointer(format!("/ids/{index}"))),
         None => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_in_the_audit_table_is_short_and_clean() {
-        let said = |name: &'static [u8]| {
-            let value = axum::http::HeaderValue::from_bytes(name).unwrap();
-            actor(&HeaderMap::from_iter([("x-postrider-actor".parse().unwrap(), value)]))
-        };
-        assert_eq!(actor(&HeaderMap::new()), "api");
-        assert_eq!(said(b"  "), "api");
-        assert_eq!(said(b" alice\t"), "api:alice");
-        assert_eq!(said(&[b'x'; 1000]).len(), "api:".len() + ACTOR_CHARS_MAX);
-        assert!(said(&[0xff, b'a']).ends_with('a'));
     }
 }

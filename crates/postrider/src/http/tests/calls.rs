@@ -108,6 +108,8 @@ async fn the_breaker_refuses_at_once_and_lets_one_probe_through() {
     assert_eq!(error.kind(), Kind::Unavailable);
     assert_eq!(error.message(), "the breaker of api.example:443 is open, it will be probed in 60 s");
     assert_eq!(error.causes(), ["GET to api.example:443: the destination answered 500"]);
+    let trouble = client.trouble("api.example:443");
+    assert_eq!(trouble.as_deref(), Some("GET to api.example:443: the destination answered 500"));
     assert_eq!((script.tries(), start.elapsed()), (5, Duration::ZERO));
     assert_eq!(client.send_once(&get()).await.unwrap_err().kind(), Kind::Unavailable);
 
@@ -123,6 +125,7 @@ async fn the_breaker_refuses_at_once_and_lets_one_probe_through() {
     tokio::task::yield_now().await;
     let error = client.send(&get()).await.unwrap_err();
     assert_eq!(error.message(), "the breaker of api.example:443 is open, it is being probed now");
+    assert_eq!(client.trouble("api.example:443"), trouble, "a probe is no end");
     assert!(probe.await.unwrap().is_err());
     assert_eq!(script.tries(), 7, "a bad probe is not tried again");
 

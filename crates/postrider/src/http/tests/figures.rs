@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 
-use super::super::{Request, label};
+use super::super::Request;
 use super::script::Act::{Break, Say};
 use super::script::{Script, client};
 
@@ -51,7 +51,7 @@ impl Recorder for Figures {
 #[test]
 fn calls_retries_fallbacks_and_breakers_are_counted() {
     let figures = Figures::default();
-    let label = label::of("figures.example:443");
+    let label = crate::metrics::labels::DESTINATIONS.of("figures.example:443");
     let gauge = format!("postrider_http_breakers_open destination={label}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     metrics::with_local_recorder(&figures, || {

@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, QueryBuilder, Row as _};
 use uuid::Uuid;
 
 use super::error::db;
-use super::{MysqlStore, failed, list, now};
+use super::{MysqlStore, audit, failed, list, now};
 use crate::dead::{DeadCount, DeadDetail, DeadFilter, DeadLetters, DeadView, ReplayProgress, Stage, Taken, discarded};
 use crate::error::{Error, Result};
 
@@ -103,24 +103,13 @@ fn stage(row: &MySqlRow, index: usize) -> Result<Stage, sqlx::Error> {
 }
 
 /// A column of JSON; what is none is shown as text.
-fn value(row: &MySqlRow, index: usize) -> Result<Option<Value>, sqlx::Error> {
+pub(super) fn value(row: &MySqlRow, index: usize) -> Result<Option<Value>, sqlx::Error> {
     let text: Option<String> = row.try_get(index)?;
     Ok(text.map(|text| serde_json::from_str(&text).unwrap_or(Value::String(text))))
 }
 
 fn numbers(rows: &[MySqlRow]) -> Result<Vec<i64>> {
     rows.iter().map(|row| row.try_get(0).map_err(db)).collect()
-}
-
-async fn audit(tx: &mut MySqlConnection, actor: &str, action: &str, detail: Value) -> Result<()> {
-    sqlx::query("INSERT INTO postrider_audit (actor, action, detail) VALUES (?, ?, ?)")
-        .bind(actor)
-        .bind(action)
-        .bind(detail.to_string())
-        .execute(tx)
-        .await
-        .map_err(db)?;
-    Ok(())
 }
 
 /// Of these dead letters those that are dead, locked, by number and consumer. What another operator has in hand is left out.
@@ -198,7 +187,8 @@ impl DeadLetters for MysqlStore {
         let row = sqlx::query(concat!(
             "SELECT ",
             view!(),
-            ", causes, history, origin, envelope, headers, payload FROM postrider_dead_letter WHERE id = ?"
+            ", causes, history, origin, envelope, headers, CAST(OCTET_LENGTH(payload) AS SIGNED) \
+             FROM postrider_dead_letter WHERE id = ?"
         ))
         .bind(id)
         .fetch_optional(&self.own)
@@ -213,7 +203,7 @@ impl DeadLetters for MysqlStore {
                 origin: value(&row, 15)?.unwrap_or_default(),
                 envelope: value(&row, 16)?,
                 headers: value(&row, 17)?,
-                payload: row.try_get(18)?,
+                payload_bytes: row.try_get(18)?,
             })
         };
         detail().map(Some).map_err(db)
@@ -227,15 +217,16 @@ impl DeadLetters for MysqlStore {
             .await
             .map_err(db)?;
         let Some(row) = row else { return Ok(None) };
-        audit(&mut tx, actor, "payload", json!({ "id": id })).await?;
+        audit::write(&mut tx, actor, "payload", &json!({ "id": id })).await?;
         tx.commit().await.map_err(db)?;
         row.try_get(0).map(Some).map_err(db)
     }
 
     async fn dead_stats(&self) -> Result<Vec<DeadCount>> {
         let rows = sqlx::query(
-            "SELECT consumer, error_type, state, COUNT(*), MIN(died_at), stage FROM postrider_dead_letter \
-             GROUP BY stage, consumer, error_type, state ORDER BY stage, consumer, error_type, state",
+            "SELECT consumer, error_label, state, COUNT(*), MIN(died_at), stage FROM postrider_dead_letter \
+             FORCE INDEX (postrider_dead_letter_stats) \
+             GROUP BY stage, consumer, error_label, state ORDER BY stage, consumer, error_label, state",
         )
         .fetch_all(&self.own)
         .await
@@ -276,7 +267,7 @@ impl DeadLetters for MysqlStore {
             );
             sqlx::raw_sql(AssertSqlSafe(hold)).execute(&mut *tx).await.map_err(db)?;
             failed::revive(&mut tx, &ids, &parked).await?;
-            audit(&mut tx, actor, "replay", json!({ "ids": ids })).await?;
+            audit::write(&mut tx, actor, "replay", &json!({ "ids": ids })).await?;
         }
         tx.commit().await.map_err(db)?;
         Ok(taken)
@@ -306,7 +297,7 @@ impl DeadLetters for MysqlStore {
         }
         let mut tx = self.write().await?;
         let recalled = failed::recall(&mut tx, ids).await? + recall(&mut tx, ids).await?;
-        audit(&mut tx, actor, "recall", json!({ "count": recalled })).await?;
+        audit::write(&mut tx, actor, "recall", &json!({ "count": recalled })).await?;
         tx.commit().await.map_err(db)?;
         let stranded = sqlx::query(STRANDED).fetch_all(&self.own).await.map_err(db)?;
         self.free(&numbers(&stranded)?).await?;
@@ -337,7 +328,7 @@ impl DeadLetters for MysqlStore {
             }
         }
         if !gone.is_empty() {
-            audit(&mut tx, actor, "discard", discarded(&gone, reason)).await?;
+            audit::write(&mut tx, actor, "discard", &discarded(&gone, reason)).await?;
         }
         tx.commit().await.map_err(db)?;
         Ok(gone.len() as u64)

@@ -94,6 +94,11 @@ fn database(error: &sqlx::Error) -> Option<&MySqlDatabaseError> {
     }
 }
 
+/// The server's number, if it was the server.
+pub(super) fn number_of(error: &sqlx::Error) -> Option<u16> {
+    database(error).map(MySqlDatabaseError::number)
+}
+
 /// Whether a row with this key is there already. The statement had no effect, and its transaction goes on.
 pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     database(error).is_some_and(|database| database.number() == number::DUP_ENTRY)

@@ -125,6 +125,17 @@ impl Inbox for MysqlStore {
         })
     }
 
+    async fn has_applied(&self, held: &Held) -> Result<bool> {
+        let row = sqlx::query(
+            "SELECT EXISTS (SELECT 1 FROM postrider_inbox WHERE consumer = ? AND message_id = ? AND state <> 'dead') = 1",
+        )
+        .bind(&held.consumer)
+        .bind(held.event.id().hyphenated().to_string())
+        .fetch_one(&self.own)
+        .await;
+        row.and_then(|row| row.try_get(0)).map_err(db)
+    }
+
     async fn admit_held(&self, tx: &mut Tx, held: &Held) -> Result<Admission> {
         self.release(tx, held).await
     }

@@ -21,6 +21,7 @@ pub const SCHEMA: Schema = Schema {
         Migration { version: 2, name: "consumers", sql: include_str!("migrations/0002_consumers.sql") },
         Migration { version: 3, name: "status", sql: include_str!("migrations/0003_status.sql") },
         Migration { version: 4, name: "adopted", sql: include_str!("migrations/0004_adopted.sql") },
+        Migration { version: 5, name: "operate", sql: include_str!("migrations/0005_operate.sql") },
     ],
 };
 

@@ -194,6 +194,47 @@ fn unsent(row: &MySqlRow) -> Result<Unsent> {
     })
 }
 
+/// See [`Retries::hold`]. Says whether it was not held before.
+pub(super) async fn hold(
+    connection: &mut MySqlConnection,
+    consumer: &str,
+    event: &Event,
+    origin: &Origin,
+    why: Why<'_>,
+) -> Result<bool> {
+    let (state, attempts, delay, failed) = match why {
+        Why::Failed { delay, attempts, failure } => ("retrying", attempts, delay, failure),
+        Why::Behind => ("waiting", 0, Duration::ZERO, None),
+        Why::Suspect => ("suspect", 1, Duration::ZERO, None),
+    };
+    let (id, failed) = (event.id().hyphenated().to_string(), failed.map(json));
+    let held = sqlx::query(HOLD)
+        .bind(consumer)
+        .bind(topic::shard(event))
+        .bind(&id)
+        .bind(event.key())
+        .bind(state)
+        .bind(state)
+        .bind(attempts)
+        .bind(micros(delay))
+        .bind(&failed)
+        .bind(&failed)
+        .bind(json(origin))
+        .bind(event.envelope()?)
+        .bind(event.payload().as_ref())
+        .bind(consumer)
+        .bind(event.key())
+        .bind(consumer)
+        .bind(&id)
+        .execute(connection)
+        .await;
+    match held {
+        Ok(held) => Ok(held.rows_affected() == 1),
+        Err(error) if is_duplicate(&error) => Ok(false),
+        Err(error) => Err(db(error)),
+    }
+}
+
 #[async_trait]
 impl Retries for MysqlStore {
     async fn open(&self, part: Part<'_>) -> Result<Vec<String>> {
@@ -220,36 +261,9 @@ impl Retries for MysqlStore {
     }
 
     async fn hold(&self, consumer: &str, event: &Event, origin: &Origin, why: Why<'_>) -> Result<()> {
-        let (state, attempts, delay, failed) = match why {
-            Why::Failed { delay, attempts, failure } => ("retrying", attempts, delay, failure),
-            Why::Behind => ("waiting", 0, Duration::ZERO, None),
-            Why::Suspect => ("suspect", 1, Duration::ZERO, None),
-        };
-        let (id, failed) = (event.id().hyphenated().to_string(), failed.map(json));
-        let held = sqlx::query(HOLD)
-            .bind(consumer)
-            .bind(topic::shard(event))
-            .bind(&id)
-            .bind(event.key())
-            .bind(state)
-            .bind(state)
-            .bind(attempts)
-            .bind(micros(delay))
-            .bind(&failed)
-            .bind(&failed)
-            .bind(json(origin))
-            .bind(event.envelope()?)
-            .bind(event.payload().as_ref())
-            .bind(consumer)
-            .bind(event.key())
-            .bind(consumer)
-            .bind(&id)
-            .execute(&self.own)
-            .await;
-        match held {
-            Err(error) if !is_duplicate(&error) => Err(db(error)),
-            _ => Ok(()),
-        }
+        let mut connection = self.own.acquire().await.map_err(db)?;
+        hold(&mut connection, consumer, event, origin, why).await?;
+        Ok(())
     }
 
     async fn due(&self, part: Part<'_>, limit: usize) -> Result<Vec<Held>> {

@@ -16,10 +16,11 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 use super::error::{db, is_deadlock};
 use super::lease::is_alive;
 use super::row::{self, event_columns};
-use super::{DEADLOCKS_MAX, MysqlStore, list, parked};
+use super::{DEADLOCKS_MAX, MysqlStore, list, parked, recovery};
 use crate::broker::topic::Route;
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
+use crate::recovery::{LookBack, Mark};
 use crate::source::{Opened, Page, ParkedRow, Position, Settlement, Source};
 
 /// Rows that one statement marks.
@@ -28,6 +29,7 @@ const MARK_CHUNK: usize = 1_000;
 /// The outbox for one destination.
 pub(super) struct MysqlSource {
     pub store: MysqlStore,
+    route: Route,
     pub destination: String,
     /// Which topics go there, as a regular expression.
     pub topics: Option<String>,
@@ -48,7 +50,7 @@ struct OpenLane {
 impl MysqlSource {
     pub fn new(store: MysqlStore, route: &Route, lanes: u32) -> Self {
         let (destination, topics) = (route.destination.clone(), route.topics.regex());
-        Self { store, destination, topics, lanes: lanes.max(1), open: Mutex::default() }
+        Self { store, route: route.clone(), destination, topics, lanes: lanes.max(1), open: Mutex::default() }
     }
 
     fn lanes_open(&self) -> MutexGuard<'_, HashMap<u32, OpenLane>> {
@@ -229,6 +231,10 @@ impl Source for MysqlSource {
             *lane = fresh();
         }
         Ok(Opened { position: Position::at_id(lane.settled), parked_keys, parked_keyless })
+    }
+
+    async fn look_back(&self, published: Option<&Mark>) -> Result<LookBack> {
+        recovery::look_back(&self.store, &self.route, published).await
     }
 
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page> {

@@ -7,10 +7,13 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::error::db;
-use super::{MysqlStore, list, micros, now};
+use super::{MysqlStore, list, micros, now, view};
 use crate::broker::topic::Route;
 use crate::error::Result;
-use crate::upkeep::{BACKLOG_COUNT_MAX, Backlog, Retention, Upkeep, UpkeepReport};
+use crate::pulse::{HOURS_KEPT, LOST_KEPT, MINUTES_KEPT, QUARTERS_KEPT};
+use crate::upkeep::{
+    AUDIT_KEPT, BACKLOG_COUNT_MAX, Backlog, ConsumerView, ParkedView, Retention, Upkeep, UpkeepReport,
+};
 
 /// Rows per `DELETE`, and `DELETE`s per run: upkeep never holds locks for long.
 const CHUNK: u64 = 1_000;
@@ -60,6 +63,18 @@ const DEAD: &str = concat!(
       ORDER BY d.died_at LIMIT ?"
 );
 
+/// What is kept for people, and how long.
+const OPERATE: [(&str, Duration); 8] = [
+    (concat!("DELETE FROM postrider_instance WHERE seen_at <= ", cutoff!(), " LIMIT ?"), LOST_KEPT),
+    (concat!("DELETE FROM postrider_bucket WHERE width = 60 AND at <= ", cutoff!(), " LIMIT ?"), MINUTES_KEPT),
+    (concat!("DELETE FROM postrider_bucket WHERE width = 900 AND at <= ", cutoff!(), " LIMIT ?"), QUARTERS_KEPT),
+    (concat!("DELETE FROM postrider_bucket WHERE width = 3600 AND at <= ", cutoff!(), " LIMIT ?"), HOURS_KEPT),
+    (concat!("DELETE FROM postrider_alert WHERE resolved_at <= ", cutoff!(), " LIMIT ?"), HOURS_KEPT),
+    (concat!("DELETE FROM postrider_silence WHERE until_at <= ", cutoff!(), " LIMIT ?"), HOURS_KEPT),
+    (concat!("DELETE FROM postrider_report WHERE began_at <= ", cutoff!(), " LIMIT ?"), HOURS_KEPT),
+    (concat!("DELETE FROM postrider_audit WHERE at <= ", cutoff!(), " LIMIT ?"), AUDIT_KEPT),
+];
+
 #[async_trait]
 impl Upkeep for MysqlStore {
     async fn maintain(&self, retention: &Retention) -> Result<UpkeepReport> {
@@ -72,7 +87,18 @@ impl Upkeep for MysqlStore {
             ..UpkeepReport::default()
         };
         self.delete(MEMBERS, Duration::from_secs(3600)).await?;
+        for (statement, age) in OPERATE {
+            self.delete(statement, age).await?;
+        }
         Ok(report)
+    }
+
+    async fn parked(&self, destination: &str, after: i64, limit: usize) -> Result<Vec<ParkedView>> {
+        view::parked(self, destination, after, limit).await
+    }
+
+    async fn consumers(&self) -> Result<Vec<ConsumerView>> {
+        view::consumers(self).await
     }
 
     async fn backlog(&self, route: &Route) -> Result<Backlog> {

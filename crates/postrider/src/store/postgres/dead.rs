@@ -2,14 +2,13 @@
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
-use sqlx::{PgConnection, Postgres, Row as _};
+use sqlx::{Postgres, Row as _};
 
-use super::PostgresStore;
 use super::error::db;
-use super::failed;
+use super::{PostgresStore, audit, failed};
 use crate::dead::{DeadCount, DeadDetail, DeadFilter, DeadLetters, DeadView, ReplayProgress, Stage, Taken, discarded};
 use crate::error::{Error, Result};
 
@@ -32,18 +31,37 @@ macro_rules! filtered {
     };
 }
 
-const LIST: &str = concat!(
-    "SELECT ",
-    view!(),
-    " FROM postrider.dead_letter WHERE state <> 'discarded' AND id > $10 AND ",
-    filtered!(),
-    " ORDER BY id LIMIT $11"
-);
+/// A condition that may be absent cannot be found through an index. The one that most likely chooses few rows stands once
+/// more, without its `IS NULL`.
+macro_rules! list {
+    ($lead:literal) => {
+        concat!(
+            "SELECT ",
+            view!(),
+            " FROM postrider.dead_letter WHERE state <> 'discarded' AND id > $10 AND ",
+            $lead,
+            filtered!(),
+            " ORDER BY id LIMIT $11"
+        )
+    };
+}
+
+fn list(filter: &DeadFilter) -> &'static str {
+    match filter {
+        DeadFilter { ids: Some(_), .. } => list!("id = ANY ($1) AND "),
+        DeadFilter { key: Some(_), .. } => list!("key = $5 AND "),
+        DeadFilter { kind: Some(_), .. } => list!("type = $3 AND "),
+        DeadFilter { error_type: Some(_), .. } => list!("error_type = $4 AND "),
+        DeadFilter { tenant: Some(_), .. } => list!("tenant = $6 AND "),
+        DeadFilter { consumer: Some(_), .. } => list!("consumer = $2 AND "),
+        _ => list!(""),
+    }
+}
 
 const SHOW: &str = concat!(
     "SELECT ",
     view!(),
-    ", causes, history, origin, envelope, headers, payload FROM postrider.dead_letter WHERE id = $1"
+    ", causes, history, origin, envelope, headers, octet_length(payload)::bigint FROM postrider.dead_letter WHERE id = $1"
 );
 
 /// A message that was applied meanwhile needs no replay, nor does an event that is not parked any more. Of held messages
@@ -137,21 +155,10 @@ fn stage(row: &PgRow, index: usize) -> Result<Stage, sqlx::Error> {
     row.try_get::<&str, _>(index)?.parse().map_err(|error: Error| sqlx::Error::Decode(error.into()))
 }
 
-async fn audit(connection: &mut PgConnection, actor: &str, action: &str, detail: Value) -> Result<()> {
-    sqlx::query("INSERT INTO postrider.audit (actor, action, detail) VALUES ($1, $2, $3)")
-        .bind(actor)
-        .bind(action)
-        .bind(detail)
-        .execute(connection)
-        .await
-        .map_err(db)?;
-    Ok(())
-}
-
 #[async_trait]
 impl DeadLetters for PostgresStore {
     async fn dead_list(&self, wanted: &DeadFilter, after: i64, limit: usize) -> Result<Vec<DeadView>> {
-        let query = filter(sqlx::query(LIST), wanted).bind(after).bind(limit as i64);
+        let query = filter(sqlx::query(list(wanted)), wanted).bind(after).bind(limit as i64);
         let rows = query.fetch_all(&self.own).await.map_err(db)?;
         rows.iter().map(|row| view(row).map_err(db)).collect()
     }
@@ -167,7 +174,7 @@ impl DeadLetters for PostgresStore {
                 origin: row.try_get(15)?,
                 envelope: row.try_get(16)?,
                 headers: row.try_get(17)?,
-                payload: row.try_get(18)?,
+                payload_bytes: row.try_get(18)?,
             })
         };
         detail().map(Some).map_err(db)
@@ -181,7 +188,7 @@ impl DeadLetters for PostgresStore {
             .await
             .map_err(db)?;
         let Some(row) = row else { return Ok(None) };
-        audit(&mut tx, actor, "payload", json!({ "id": id })).await?;
+        audit::write(&mut tx, actor, "payload", &json!({ "id": id })).await?;
         tx.commit().await.map_err(db)?;
         row.try_get(0).map(Some).map_err(db)
     }
@@ -221,7 +228,7 @@ impl DeadLetters for PostgresStore {
         let taken = rows.iter().map(|row| read(row).map_err(db)).collect::<Result<Vec<Taken>>>()?;
         if !taken.is_empty() {
             let ids: Vec<i64> = taken.iter().map(|taken| taken.id).collect();
-            audit(&mut tx, actor, "replay", json!({ "ids": ids })).await?;
+            audit::write(&mut tx, actor, "replay", &json!({ "ids": ids })).await?;
         }
         tx.commit().await.map_err(db)?;
         Ok(taken)
@@ -246,7 +253,7 @@ impl DeadLetters for PostgresStore {
         let mut recalled = failed::recall(&mut tx, ids).await?;
         recalled += sqlx::query(RECALL).bind(ids).execute(&mut *tx).await.map_err(db)?.rows_affected();
         sqlx::query(STRANDED).execute(&mut *tx).await.map_err(db)?;
-        audit(&mut tx, actor, "recall", json!({ "count": recalled })).await?;
+        audit::write(&mut tx, actor, "recall", &json!({ "count": recalled })).await?;
         tx.commit().await.map_err(db)?;
         Ok(recalled)
     }
@@ -256,7 +263,7 @@ impl DeadLetters for PostgresStore {
         let rows = filter(sqlx::query(DISCARD), wanted).fetch_all(&mut *tx).await.map_err(db)?;
         let ids = rows.iter().map(|row| row.try_get(0).map_err(db)).collect::<Result<Vec<i64>>>()?;
         if !ids.is_empty() {
-            audit(&mut tx, actor, "discard", discarded(&ids, reason)).await?;
+            audit::write(&mut tx, actor, "discard", &discarded(&ids, reason)).await?;
         }
         tx.commit().await.map_err(db)?;
         Ok(ids.len() as u64)

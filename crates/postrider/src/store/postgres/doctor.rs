@@ -95,7 +95,26 @@ fn long_transaction(secs: i64) -> Finding {
 }
 
 async fn rights(pool: &PgPool) -> Result<Vec<Finding>> {
-    let tables = ["outbox", "parked", "lane", "lease", "inbox", "newest", "message", "cursor", "dead_letter"];
+    let tables = [
+        "outbox",
+        "parked",
+        "lane",
+        "lease",
+        "inbox",
+        "newest",
+        "message",
+        "cursor",
+        "dead_letter",
+        "held",
+        "audit",
+        "instance",
+        "bucket",
+        "alert",
+        "delivery",
+        "silence",
+        "report",
+        "origin",
+    ];
     let mut findings = Vec::new();
     for table in tables {
         let row = sqlx::query(

@@ -118,6 +118,17 @@ impl Inbox for PostgresStore {
         })
     }
 
+    async fn has_applied(&self, held: &Held) -> Result<bool> {
+        let row = sqlx::query(
+            "SELECT EXISTS (SELECT 1 FROM postrider.inbox WHERE consumer = $1 AND message_id = $2 AND state <> 'dead')",
+        )
+        .bind(&held.consumer)
+        .bind(held.event.id)
+        .fetch_one(&self.pool)
+        .await;
+        row.and_then(|row| row.try_get(0)).map_err(db)
+    }
+
     async fn admit_held(&self, tx: &mut Self::Tx, held: &Held) -> Result<Admission> {
         self.release(tx, held).await
     }

@@ -19,6 +19,7 @@ pub const SCHEMA: Schema = Schema {
         Migration { version: 3, name: "consumers", sql: include_str!("migrations/0003_consumers.sql") },
         Migration { version: 4, name: "routes", sql: include_str!("migrations/0004_routes.sql") },
         Migration { version: 5, name: "adopted", sql: include_str!("migrations/0005_adopted.sql") },
+        Migration { version: 6, name: "operate", sql: include_str!("migrations/0006_operate.sql") },
     ],
 };
 

@@ -21,22 +21,28 @@ use crate::store::Store;
 use crate::trigger::Triggers;
 
 mod adopted;
+mod alert;
+mod audit;
 mod dead;
 mod doctor;
 mod error;
 mod failed;
 mod inbox;
+mod integrity;
 mod lease;
 mod migrate;
 mod newest;
 mod outbox;
+mod pulse;
 mod queue;
+mod recovery;
 mod retries;
 mod routes;
 mod row;
 mod source;
 mod trigger;
 mod upkeep;
+mod view;
 mod wake;
 
 pub use migrate::SCHEMA;

@@ -133,6 +133,37 @@ fn unsent(row: &PgRow) -> Result<Unsent> {
     })
 }
 
+/// See [`Retries::hold`]. Says whether it was not held before.
+pub(super) async fn hold(
+    connection: &mut PgConnection,
+    consumer: &str,
+    event: &Event,
+    origin: &Origin,
+    why: Why<'_>,
+) -> Result<bool> {
+    let (state, attempts, delay, failed) = match why {
+        Why::Failed { delay, attempts, failure } => ("retrying", attempts, delay, failure),
+        Why::Behind => ("waiting", 0, Duration::ZERO, None),
+        Why::Suspect => ("suspect", 1, Duration::ZERO, None),
+    };
+    let held = sqlx::query(HOLD)
+        .bind(consumer)
+        .bind(topic::shard(event) as i32)
+        .bind(event.id)
+        .bind(&event.key)
+        .bind(state)
+        .bind(attempts as i32)
+        .bind(delay.as_millis() as f64)
+        .bind(failed.map(json))
+        .bind(json(origin))
+        .bind(event.envelope()?)
+        .bind(event.payload.as_ref())
+        .execute(connection)
+        .await
+        .map_err(db)?;
+    Ok(held.rows_affected() == 1)
+}
+
 #[async_trait]
 impl Retries for PostgresStore {
     async fn open(&self, part: Part<'_>) -> Result<Vec<String>> {
@@ -155,26 +186,8 @@ impl Retries for PostgresStore {
     }
 
     async fn hold(&self, consumer: &str, event: &Event, origin: &Origin, why: Why<'_>) -> Result<()> {
-        let (state, attempts, delay, failed) = match why {
-            Why::Failed { delay, attempts, failure } => ("retrying", attempts, delay, failure),
-            Why::Behind => ("waiting", 0, Duration::ZERO, None),
-            Why::Suspect => ("suspect", 1, Duration::ZERO, None),
-        };
-        sqlx::query(HOLD)
-            .bind(consumer)
-            .bind(topic::shard(event) as i32)
-            .bind(event.id)
-            .bind(&event.key)
-            .bind(state)
-            .bind(attempts as i32)
-            .bind(delay.as_millis() as f64)
-            .bind(failed.map(json))
-            .bind(json(origin))
-            .bind(event.envelope()?)
-            .bind(event.payload.as_ref())
-            .execute(&self.pool)
-            .await
-            .map_err(db)?;
+        let mut connection = self.pool.acquire().await.map_err(db)?;
+        hold(&mut connection, consumer, event, origin, why).await?;
         Ok(())
     }
 

@@ -20,10 +20,11 @@ use tokio::sync::Mutex;
 use super::PostgresStore;
 use super::error::db;
 use super::wake::Wake;
-use super::{failed, row};
+use super::{failed, recovery, row};
 use crate::broker::topic::{self, Route};
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
+use crate::recovery::{LookBack, Mark};
 use crate::source::{Opened, Page, ParkedRow, ParkedState, Position, Row, Settlement, Source};
 
 /// The event's columns, as `row::event` reads them.
@@ -33,6 +34,7 @@ macro_rules! columns {
          causation, traceparent, tracestate, headers, created_at"
     };
 }
+pub(super) use columns;
 
 /// A new window. `id + 0` keeps the planner from walking the id index from the oldest row on.
 const WINDOW: &str = concat!(
@@ -96,6 +98,8 @@ impl LaneFilter {
 
 /// The outbox of PostgreSQL as a source.
 pub struct LogSource {
+    store: PostgresStore,
+    route: Route,
     pool: PgPool,
     wake: Arc<Wake>,
     destination: String,
@@ -120,6 +124,8 @@ impl LogSource {
     /// The outbox as a source for one destination.
     pub fn new(store: &PostgresStore, route: &Route, lanes: u32) -> Self {
         Self {
+            store: store.clone(),
+            route: route.clone(),
             pool: store.own.clone(),
             wake: store.wake.clone(),
             destination: route.destination.clone(),
@@ -401,6 +407,10 @@ impl Source for LogSource {
             }
         }
         Ok(opened)
+    }
+
+    async fn look_back(&self, published: Option<&Mark>) -> Result<LookBack> {
+        recovery::look_back(&self.store, &self.route, published).await
     }
 
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page> {

@@ -6,12 +6,15 @@ use async_trait::async_trait;
 use chrono::{Days, NaiveDate, Utc};
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
 
-use super::PostgresStore;
 use super::error::db;
 use super::source::LaneFilter;
+use super::{PostgresStore, view};
 use crate::broker::topic::Route;
 use crate::error::Result;
-use crate::upkeep::{BACKLOG_COUNT_MAX, Backlog, Retention, Upkeep, UpkeepReport};
+use crate::pulse::{HOURS_KEPT, LOST_KEPT, MINUTES_KEPT, QUARTERS_KEPT};
+use crate::upkeep::{
+    AUDIT_KEPT, BACKLOG_COUNT_MAX, Backlog, ConsumerView, ParkedView, Retention, Upkeep, UpkeepReport,
+};
 
 /// Daily partitions are made for today and this many days ahead.
 const DAYS_AHEAD: u64 = 3;
@@ -41,9 +44,20 @@ impl Upkeep for PostgresStore {
             report.dead_deleted = self.delete(DELETE_DEAD, retention.dead).await?;
             report.tombstones_deleted = self.delete(DELETE_TOMBSTONES, retention.tombstones()).await?;
             self.delete(DELETE_MEMBERS, Duration::from_secs(3600)).await?;
+            for (statement, age) in OPERATE {
+                self.delete(statement, age).await?;
+            }
         }
         guard.commit().await.map_err(db)?;
         Ok(report)
+    }
+
+    async fn parked(&self, destination: &str, after: i64, limit: usize) -> Result<Vec<ParkedView>> {
+        view::parked(self, destination, after, limit).await
+    }
+
+    async fn consumers(&self) -> Result<Vec<ConsumerView>> {
+        view::consumers(self).await
     }
 
     async fn backlog(&self, route: &Route) -> Result<Backlog> {
@@ -142,6 +156,50 @@ const DELETE_TOMBSTONES: &str = "DELETE FROM postrider.newest WHERE ctid = ANY (
 const DELETE_MEMBERS: &str = "DELETE FROM postrider.lease WHERE ctid = ANY (ARRAY( \
        SELECT ctid FROM postrider.lease WHERE slot = -1 \
          AND expires_at < clock_timestamp() - $1 * interval '1 second' LIMIT $2))";
+
+/// What is kept for people, and how long.
+const OPERATE: [(&str, Duration); 8] = [
+    (
+        "DELETE FROM postrider.instance WHERE ctid = ANY (ARRAY(SELECT ctid FROM postrider.instance \
+         WHERE seen_at < clock_timestamp() - $1 * interval '1 second' LIMIT $2))",
+        LOST_KEPT,
+    ),
+    (
+        "DELETE FROM postrider.bucket WHERE ctid = ANY (ARRAY(SELECT ctid FROM postrider.bucket \
+         WHERE width = 60 AND at < clock_timestamp() - $1 * interval '1 second' LIMIT $2))",
+        MINUTES_KEPT,
+    ),
+    (
+        "DELETE FROM postrider.bucket WHERE ctid = ANY (ARRAY(SELECT ctid FROM postrider.bucket \
+         WHERE width = 900 AND at < clock_timestamp() - $1 * interval '1 second' LIMIT $2))",
+        QUARTERS_KEPT,
+    ),
+    (
+        "DELETE FROM postrider.bucket WHERE ctid = ANY (ARRAY(SELECT ctid FROM postrider.bucket \
+         WHERE width = 3600 AND at < clock_timestamp() - $1 * interval '1 second' LIMIT $2))",
+        HOURS_KEPT,
+    ),
+    (
+        "DELETE FROM postrider.alert WHERE id = ANY (ARRAY(SELECT id FROM postrider.alert \
+         WHERE resolved_at < clock_timestamp() - $1 * interval '1 second' ORDER BY resolved_at LIMIT $2))",
+        HOURS_KEPT,
+    ),
+    (
+        "DELETE FROM postrider.silence WHERE id = ANY (ARRAY(SELECT id FROM postrider.silence \
+         WHERE until_at < clock_timestamp() - $1 * interval '1 second' LIMIT $2))",
+        HOURS_KEPT,
+    ),
+    (
+        "DELETE FROM postrider.report WHERE id = ANY (ARRAY(SELECT id FROM postrider.report \
+         WHERE began_at < clock_timestamp() - $1 * interval '1 second' ORDER BY began_at LIMIT $2))",
+        HOURS_KEPT,
+    ),
+    (
+        "DELETE FROM postrider.audit WHERE id = ANY (ARRAY(SELECT id FROM postrider.audit \
+         WHERE at < clock_timestamp() - $1 * interval '1 second' ORDER BY at LIMIT $2))",
+        AUDIT_KEPT,
+    ),
+];
 
 impl PostgresStore {
     async fn delete(&self, statement: &'static str, age: Duration) -> Result<u64> {
@@ -287,7 +345,7 @@ async fn drop_partition(pool: &PgPool, name: &str) -> Result<bool> {
     Ok(true)
 }
 
-fn partition_name(day: NaiveDate) -> String {
+pub(super) fn partition_name(day: NaiveDate) -> String {
     day.format("outbox_%Y%m%d").to_string()
 }
 

@@ -3,13 +3,13 @@
 use async_trait::async_trait;
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Value, json};
+use sqlx::Row as _;
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteRow};
-use sqlx::{Row as _, SqliteConnection};
 use uuid::Uuid;
 
 use super::row::text_lossy;
-use super::{SqliteStore, failed, now_ms};
+use super::{SqliteStore, audit, failed, now_ms};
 use crate::dead::{DeadCount, DeadDetail, DeadFilter, DeadLetters, DeadView, ReplayProgress, Stage, Taken, discarded};
 use crate::error::{Error, Result};
 
@@ -38,16 +38,38 @@ macro_rules! filtered {
     };
 }
 
-const LIST: &str = concat!(
+/// A condition that may be absent cannot be found through an index. The one that most likely chooses few rows stands once
+/// more, without its `IS NULL`.
+macro_rules! list {
+    ($lead:literal) => {
+        concat!(
+            "SELECT ",
+            view!(),
+            " FROM dead_letter WHERE state <> 'discarded' AND id > ?10 AND ",
+            $lead,
+            filtered!(),
+            " ORDER BY id LIMIT ?11"
+        )
+    };
+}
+
+fn list(filter: &DeadFilter) -> &'static str {
+    match filter {
+        DeadFilter { ids: Some(_), .. } => list!("id IN (SELECT value FROM json_each(?1)) AND "),
+        DeadFilter { key: Some(_), .. } => list!("key = ?5 AND "),
+        DeadFilter { kind: Some(_), .. } => list!("type = ?3 AND "),
+        DeadFilter { error_type: Some(_), .. } => list!("error_type = ?4 AND "),
+        DeadFilter { tenant: Some(_), .. } => list!("tenant = ?6 AND "),
+        DeadFilter { consumer: Some(_), .. } => list!("consumer = ?2 AND "),
+        _ => list!(""),
+    }
+}
+
+const SHOW: &str = concat!(
     "SELECT ",
     view!(),
-    " FROM dead_letter WHERE state <> 'discarded' AND id > ?10 AND ",
-    filtered!(),
-    " ORDER BY id LIMIT ?11"
+    ", causes, history, origin, envelope, headers, octet_length(payload) FROM dead_letter WHERE id = ?1"
 );
-
-const SHOW: &str =
-    concat!("SELECT ", view!(), ", causes, history, origin, envelope, headers, payload FROM dead_letter WHERE id = ?1");
 
 /// A message that was applied meanwhile needs no replay, nor does an event that is not parked any more.
 const CHOOSE: &str = concat!(
@@ -139,32 +161,23 @@ fn stage(row: &SqliteRow, index: usize) -> Result<Stage, sqlx::Error> {
     row.try_get::<&str, _>(index)?.parse().map_err(|error: Error| sqlx::Error::Decode(error.into()))
 }
 
-fn time(row: &SqliteRow, index: usize) -> Result<DateTime<Utc>, sqlx::Error> {
+pub(super) fn time(row: &SqliteRow, index: usize) -> Result<DateTime<Utc>, sqlx::Error> {
     let text: &str = row.try_get(index)?;
     let time = DateTime::parse_from_rfc3339(text).map_err(|error| sqlx::Error::Decode(error.into()))?;
     Ok(time.with_timezone(&Utc))
 }
 
 /// A column of JSON; what is none is shown as text.
-fn value(row: &SqliteRow, index: usize) -> Result<Option<Value>, sqlx::Error> {
+pub(super) fn value(row: &SqliteRow, index: usize) -> Result<Option<Value>, sqlx::Error> {
     Ok(text_lossy(row, index)?.map(|text| serde_json::from_str(&text).unwrap_or(Value::String(text))))
-}
-
-async fn audit(connection: &mut SqliteConnection, actor: &str, action: &str, detail: Value) -> Result<(), sqlx::Error> {
-    sqlx::query("INSERT INTO audit (actor, action, detail) VALUES (?, ?, ?)")
-        .bind(actor)
-        .bind(action)
-        .bind(detail.to_string())
-        .execute(connection)
-        .await?;
-    Ok(())
 }
 
 #[async_trait]
 impl DeadLetters for SqliteStore {
     async fn dead_list(&self, wanted: &DeadFilter, after: i64, limit: usize) -> Result<Vec<DeadView>> {
         const DOING: &str = "the dead letters were not read";
-        let query = filter(sqlx::query(LIST), wanted).bind(after).bind(i64::try_from(limit).unwrap_or(i64::MAX));
+        let query =
+            filter(sqlx::query(list(wanted)), wanted).bind(after).bind(i64::try_from(limit).unwrap_or(i64::MAX));
         let rows = query.fetch_all(&self.inner.reader).await.map_err(self.failed(DOING))?;
         rows.iter().map(|row| view(row).map_err(self.failed(DOING))).collect()
     }
@@ -181,7 +194,7 @@ impl DeadLetters for SqliteStore {
                 origin: value(&row, 15)?.unwrap_or_default(),
                 envelope: value(&row, 16)?,
                 headers: value(&row, 17)?,
-                payload: row.try_get(18)?,
+                payload_bytes: row.try_get(18)?,
             })
         };
         detail().map(Some).map_err(self.failed(DOING))
@@ -193,7 +206,7 @@ impl DeadLetters for SqliteStore {
         let row = sqlx::query("SELECT payload FROM dead_letter WHERE id = ?").bind(id).fetch_optional(&mut *tx).await;
         let Some(row) = row.map_err(self.failed(DOING))? else { return Ok(None) };
         let payload = row.try_get(0).map_err(self.failed(DOING))?;
-        audit(&mut tx, actor, "payload", json!({ "id": id })).await.map_err(self.failed(DOING))?;
+        audit::write(&mut tx, actor, "payload", &json!({ "id": id })).await.map_err(self.failed(DOING))?;
         tx.commit().await.map_err(self.failed(DOING))?;
         Ok(Some(payload))
     }
@@ -241,7 +254,7 @@ impl DeadLetters for SqliteStore {
             let ids: Vec<i64> = taken.iter().map(|taken| taken.id).collect();
             sqlx::query(HOLD).bind(json!(ids).to_string()).execute(&mut *tx).await.map_err(self.failed(DOING))?;
             failed::revive(&mut tx, &ids).await.map_err(self.failed(DOING))?;
-            audit(&mut tx, actor, "replay", json!({ "ids": ids })).await.map_err(self.failed(DOING))?;
+            audit::write(&mut tx, actor, "replay", &json!({ "ids": ids })).await.map_err(self.failed(DOING))?;
         }
         tx.commit().await.map_err(self.failed(DOING))?;
         Ok(taken)
@@ -273,7 +286,7 @@ impl DeadLetters for SqliteStore {
             recalled.rows_affected()
         };
         sqlx::query(STRANDED).execute(&mut *tx).await.map_err(self.failed(DOING))?;
-        audit(&mut tx, actor, "recall", json!({ "count": recalled })).await.map_err(self.failed(DOING))?;
+        audit::write(&mut tx, actor, "recall", &json!({ "count": recalled })).await.map_err(self.failed(DOING))?;
         tx.commit().await.map_err(self.failed(DOING))?;
         Ok(recalled)
     }
@@ -286,7 +299,7 @@ impl DeadLetters for SqliteStore {
         let ids = ids.map_err(self.failed(DOING))?;
         if !ids.is_empty() {
             failed::unpark(&mut tx, &ids).await.map_err(self.failed(DOING))?;
-            audit(&mut tx, actor, "discard", discarded(&ids, reason)).await.map_err(self.failed(DOING))?;
+            audit::write(&mut tx, actor, "discard", &discarded(&ids, reason)).await.map_err(self.failed(DOING))?;
         }
         tx.commit().await.map_err(self.failed(DOING))?;
         Ok(ids.len() as u64)

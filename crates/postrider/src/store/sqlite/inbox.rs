@@ -71,6 +71,17 @@ impl Inbox for SqliteStore {
         })
     }
 
+    async fn has_applied(&self, held: &Held) -> Result<bool> {
+        let row = sqlx::query(
+            "SELECT EXISTS (SELECT 1 FROM inbox WHERE consumer = ? AND message_id = ? AND state <> 'dead')",
+        )
+        .bind(&held.consumer)
+        .bind(held.event.id().hyphenated().to_string())
+        .fetch_one(&self.inner.reader)
+        .await;
+        row.and_then(|row| row.try_get(0)).map_err(self.failed("the inbox was not read"))
+    }
+
     async fn admit_held(&self, tx: &mut Tx, held: &Held) -> Result<Admission> {
         self.release(tx, held).await.map_err(self.failed("the held message was not admitted"))
     }

@@ -17,6 +17,7 @@ pub const SCHEMA: Schema = Schema {
         Migration { version: 2, name: "retries", sql: include_str!("migrations/0002_retries.sql") },
         Migration { version: 3, name: "consumers", sql: include_str!("migrations/0003_consumers.sql") },
         Migration { version: 4, name: "routes", sql: include_str!("migrations/0004_routes.sql") },
+        Migration { version: 5, name: "operate", sql: include_str!("migrations/0005_operate.sql") },
     ],
 };
 

@@ -26,22 +26,28 @@ use crate::error::{Error, Result};
 use crate::handler::{Consumer, ConsumerSpec, RemoteHandler};
 use crate::source::Source;
 
+mod alert;
+mod audit;
 mod dead;
 mod doctor;
 mod error;
 mod failed;
 mod inbox;
+mod integrity;
 mod lease;
 mod migrate;
 mod newest;
 mod outbox;
 mod parked;
+mod pulse;
 mod queue;
+mod recovery;
 mod retries;
 mod routes;
 mod row;
 mod source;
 mod upkeep;
+mod view;
 
 pub use migrate::SCHEMA;
 

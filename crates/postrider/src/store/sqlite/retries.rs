@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::sqlite::SqliteRow;
+use sqlx::query::Query;
+use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteRow};
 use sqlx::{Row as _, SqliteConnection};
 
 use super::{SqliteStore, now_ms};
@@ -207,6 +208,33 @@ fn unsent(row: &SqliteRow) -> Read<Result<Unsent>> {
     }))
 }
 
+/// The statement of [`Retries::hold`].
+pub(super) fn hold<'q>(
+    consumer: &str,
+    event: &Event,
+    envelope: String,
+    origin: &Origin,
+    why: Why<'_>,
+) -> Query<'q, Sqlite, SqliteArguments> {
+    let (state, attempts, delay, failed) = match why {
+        Why::Failed { delay, attempts, failure } => ("retrying", attempts, delay, failure),
+        Why::Behind => ("waiting", 0, Duration::ZERO, None),
+        Why::Suspect => ("suspect", 1, Duration::ZERO, None),
+    };
+    sqlx::query(HOLD)
+        .bind(consumer.to_owned())
+        .bind(topic::shard(event))
+        .bind(event.id().hyphenated().to_string())
+        .bind(event.key().map(str::to_owned))
+        .bind(state)
+        .bind(attempts)
+        .bind(millis(delay))
+        .bind(failed.map(json))
+        .bind(json(origin))
+        .bind(envelope)
+        .bind(event.payload().to_vec())
+}
+
 #[async_trait]
 impl Retries for SqliteStore {
     async fn open(&self, part: Part<'_>) -> Result<Vec<String>> {
@@ -233,24 +261,8 @@ impl Retries for SqliteStore {
     }
 
     async fn hold(&self, consumer: &str, event: &Event, origin: &Origin, why: Why<'_>) -> Result<()> {
-        let (state, attempts, delay, failed) = match why {
-            Why::Failed { delay, attempts, failure } => ("retrying", attempts, delay, failure),
-            Why::Behind => ("waiting", 0, Duration::ZERO, None),
-            Why::Suspect => ("suspect", 1, Duration::ZERO, None),
-        };
-        let query = sqlx::query(HOLD)
-            .bind(consumer)
-            .bind(topic::shard(event))
-            .bind(event.id().hyphenated().to_string())
-            .bind(event.key())
-            .bind(state)
-            .bind(attempts)
-            .bind(millis(delay))
-            .bind(failed.map(json))
-            .bind(json(origin))
-            .bind(event.envelope()?)
-            .bind(event.payload().as_ref());
-        self.write_one("the message was not held", query).await
+        let envelope = event.envelope()?;
+        self.write_one("the message was not held", hold(consumer, event, envelope, origin, why)).await
     }
 
     async fn due(&self, part: Part<'_>, limit: usize) -> Result<Vec<Held>> {

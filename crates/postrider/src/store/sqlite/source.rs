@@ -5,11 +5,12 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use super::outbox::at;
-use super::{SqliteStore, Tx, now_ms, parked};
+use super::{SqliteStore, Tx, now_ms, parked, recovery};
 use crate::broker::topic::{self, Route, TopicFilter};
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
 use crate::lease::Lease;
+use crate::recovery::{LookBack, Mark};
 use crate::source::{Opened, Page, ParkedRow, Position, Row, Settlement, Source};
 
 /// The outbox for one destination.
@@ -163,6 +164,11 @@ impl Source for SqliteSource {
             parked::keys(&mut tx, self, lease.slot).await.map_err(self.store.failed(DOING))?;
         tx.commit().await.map_err(self.store.failed(DOING))?;
         Ok(Opened { position: at(row.last_id), parked_keys, parked_keyless })
+    }
+
+    async fn look_back(&self, published: Option<&Mark>) -> Result<LookBack> {
+        let route = Route { destination: self.destination.clone(), topics: self.topics.clone() };
+        recovery::look_back(&self.store, &route, published).await
     }
 
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page> {

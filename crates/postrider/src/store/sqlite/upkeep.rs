@@ -6,13 +6,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use sqlx::{Row as _, SqliteConnection};
 
-use super::SqliteStore;
 use super::lease::millis;
 use super::row::text_lossy;
 use super::source::hash;
+use super::{SqliteStore, now_ms, view};
 use crate::broker::topic::Route;
 use crate::error::Result;
-use crate::upkeep::{BACKLOG_COUNT_MAX, Backlog, Retention, Upkeep, UpkeepReport};
+use crate::pulse::{HOURS_KEPT, LOST_KEPT, MINUTES_KEPT, QUARTERS_KEPT};
+use crate::upkeep::{
+    AUDIT_KEPT, BACKLOG_COUNT_MAX, Backlog, ConsumerView, ParkedView, Retention, Upkeep, UpkeepReport,
+};
 
 /// Rows deleted in one transaction: short enough that a producer behind it does not notice.
 const CHUNK: u64 = 1_000;
@@ -70,7 +73,21 @@ impl Upkeep for SqliteStore {
                 cutoff,
             )
             .await?;
+        for (statement, age) in OPERATE {
+            self.delete(statement, self.millis_ago(age).await.map_err(self.failed(DOING))?).await?;
+        }
+        let (cutoff, _) = self.cutoff(AUDIT_KEPT).await.map_err(self.failed(DOING))?;
+        self.delete("DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE at <= ? ORDER BY at LIMIT ?)", cutoff)
+            .await?;
         Ok(report)
+    }
+
+    async fn parked(&self, destination: &str, after: i64, limit: usize) -> Result<Vec<ParkedView>> {
+        view::parked(self, destination, after, limit).await
+    }
+
+    async fn consumers(&self) -> Result<Vec<ConsumerView>> {
+        view::consumers(self).await
     }
 
     async fn backlog(&self, route: &Route) -> Result<Backlog> {
@@ -82,7 +99,46 @@ impl Upkeep for SqliteStore {
     }
 }
 
+/// What is kept for people, and how long.
+const OPERATE: [(&str, Duration); 7] = [
+    (
+        "DELETE FROM instance WHERE (group_name, owner) IN
+                (SELECT group_name, owner FROM instance WHERE seen_at <= ? LIMIT ?)",
+        LOST_KEPT,
+    ),
+    (
+        "DELETE FROM bucket WHERE (width, at, group_name, metric, label) IN
+                (SELECT width, at, group_name, metric, label FROM bucket WHERE width = 60 AND at <= ? LIMIT ?)",
+        MINUTES_KEPT,
+    ),
+    (
+        "DELETE FROM bucket WHERE (width, at, group_name, metric, label) IN
+                (SELECT width, at, group_name, metric, label FROM bucket WHERE width = 900 AND at <= ? LIMIT ?)",
+        QUARTERS_KEPT,
+    ),
+    (
+        "DELETE FROM bucket WHERE (width, at, group_name, metric, label) IN
+                (SELECT width, at, group_name, metric, label FROM bucket WHERE width = 3600 AND at <= ? LIMIT ?)",
+        HOURS_KEPT,
+    ),
+    (
+        "DELETE FROM alert WHERE id IN (SELECT id FROM alert WHERE resolved_at <= ? ORDER BY resolved_at LIMIT ?)",
+        HOURS_KEPT,
+    ),
+    ("DELETE FROM silence WHERE id IN (SELECT id FROM silence WHERE until_at <= ? LIMIT ?)", HOURS_KEPT),
+    (
+        "DELETE FROM report WHERE id IN (SELECT id FROM report WHERE began_at <= ? ORDER BY began_at LIMIT ?)",
+        HOURS_KEPT,
+    ),
+];
+
 impl SqliteStore {
+    /// The same for times that are milliseconds.
+    async fn millis_ago(&self, age: Duration) -> Result<i64, sqlx::Error> {
+        let row = sqlx::query(concat!("SELECT ", now_ms!(), " - ?")).bind(millis(age)).fetch_one(&self.inner.reader);
+        row.await?.try_get(0)
+    }
+
     /// The end of what is past its retention, and now, both as text that compares with stored times.
     async fn cutoff(&self, retention: Duration) -> Result<(String, String), sqlx::Error> {
         let ago = format!("-{}.{:03} seconds", millis(retention) / 1000, millis(retention) % 1000);

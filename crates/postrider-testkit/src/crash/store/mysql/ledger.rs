@@ -143,7 +143,7 @@ impl Ledger for MysqlLedger {
     }
 
     async fn slots(&self) -> Result<Vec<Slot>> {
-        let query = "SELECT group_name, slot, owner, epoch FROM postrider_lease WHERE slot >= 0 ORDER BY 1, 2";
+        let query = "SELECT group_name, slot, owner, epoch FROM postrider_lease WHERE slot >= 0 AND group_name <> 'watch' ORDER BY 1, 2";
         let rows = sqlx::query(query).fetch_all(&self.pool).await?;
         let slot = |row: &MySqlRow| {
             Ok(Slot { group: row.try_get(0)?, slot: row.try_get(1)?, owner: row.try_get(2)?, epoch: row.try_get(3)? })

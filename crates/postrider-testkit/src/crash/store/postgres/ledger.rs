@@ -117,7 +117,7 @@ impl Ledger for PostgresLedger {
 
     async fn slots(&self) -> Result<Vec<Slot>> {
         let rows =
-            sqlx::query("SELECT group_name, slot, owner, epoch FROM postrider.lease WHERE slot >= 0 ORDER BY 1, 2")
+            sqlx::query("SELECT group_name, slot, owner, epoch FROM postrider.lease WHERE slot >= 0 AND group_name <> 'watch' ORDER BY 1, 2")
                 .fetch_all(&self.pool)
                 .await?;
         rows.iter()
