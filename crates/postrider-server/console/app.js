@@ -109,6 +109,7 @@ function route() {
 /// What a page gets: where it is, how to show something, and how to hear of changes until it is left.
 function context(args, params, signal) {
   let problem = null;
+  let failed = null;
   // What the stream says of the store; the next overview ends it.
   let lost = null;
   let nodes = [];
@@ -152,12 +153,14 @@ function context(args, params, signal) {
     attempt: async (call) => {
       try {
         await call();
-        if (problem) {
+        // What another call has failed with is not over.
+        if (problem && failed === call) {
           problem = null;
           redraw();
         }
       } catch (error) {
         if (signal.aborted) return;
+        failed = call;
         problem = error;
         redraw();
       }

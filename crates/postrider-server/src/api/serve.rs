@@ -40,7 +40,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 512, headers: Duration::from_secs(10), body: Duration::from_secs(30) }
+        Self { connections: 512, headers: Duration::from_secs(30), body: Duration::from_secs(30) }
     }
 }
 

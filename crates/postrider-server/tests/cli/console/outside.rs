@@ -67,10 +67,14 @@ fn look(bed: &Bed) {
         .collect();
     for (language, width) in [("en", 1280), ("vi", 1280), ("vi", 390)] {
         browser.resize(width, 844);
-        browser.js("localStorage.setItem('postrider.language', arguments[0]); location.reload()", json!([language]));
+        let reload = "localStorage.setItem('postrider.language', arguments[0]); window.isOld = true; location.reload()";
+        browser.js(reload, json!([language]));
+        let is_new = "return window.isOld === undefined && document.querySelector('main h1') !== null";
+        browser.until("the page is loaded again", is_new, json!([]));
         for page in &pages {
             browser.visit(page);
-            browser.until("the page", "return document.querySelector('main h1') !== null && document.querySelector('main > .loading') === null", json!([]));
+            let is_there = "return document.querySelector('main h1') !== null && document.querySelector('main > .loading') === null";
+            browser.until(&format!("{} in {language} at {width}", &page[..page.len().min(60)]), is_there, json!([]));
             let shown = browser.js(
                 "return { width: document.documentElement.scrollWidth, language: document.documentElement.lang,
                     made: document.querySelectorAll('main img, main script, main b b, [onerror], main iframe').length,
