@@ -28,7 +28,9 @@ mod typed;
 mod url;
 
 pub use access::{CookieSecurity, HttpConfig};
-pub use alerts::{AlertsConfig, SinkConfig, SinkKind, SmtpSink, SmtpTls, WebhookSink};
+#[cfg(feature = "smtp")]
+pub use alerts::SmtpTls;
+pub use alerts::{AlertsConfig, SinkConfig, SinkKind, SmtpSink, WebhookSink};
 pub use broker::{BrokerConfig, QueueType, RouteConfig};
 pub use check::CheckConfig;
 pub use claim::{ClaimConfig, ClaimUrl};
