@@ -49,7 +49,7 @@ const PATHS: [&str; 24] = [
 ];
 
 /// What an installation of some size has collected: six consumers and a relay, hours of minutes, a day of quarters, a month of hours.
-const LOAD: [&str; 8] = [
+const LOAD: [&str; 6] = [
     "INSERT INTO postrider.dead_letter (consumer, message_id, shard, topic, type, key, error_type, error, attempts, history, \
        origin, envelope, payload, died_at) \
      SELECT 'consumer-' || n % 6, gen_random_uuid(), n % 1024, 'orders.paid', 'order.' || (ARRAY['paid', 'sent'])[1 + n % 2], \
@@ -57,22 +57,8 @@ const LOAD: [&str; 8] = [
        '[]', '{}', '{}', convert_to(repeat('p', 300), 'UTF8'), now() - (100000 - n) * interval '5 seconds' \
      FROM generate_series(1, 100000) n",
     "INSERT INTO postrider.bucket (width, at, group_name, metric, label, count) \
-     SELECT 60, date_trunc('minute', now()) - m * interval '1 minute', g, x.metric, x.label, 100 \
-     FROM generate_series(0, 179) m, \
-       (SELECT 'consumer/consumer-' || c AS g FROM generate_series(0, 5) c UNION ALL SELECT 'relay/default') groups, \
-       (VALUES ('published', ''), ('applied', ''), ('failed', 'timeout'), ('failed', 'http_500'), ('dead', 'timeout'), \
-         ('latency_ms', ''), ('latency', '4'), ('latency', '6'), ('latency', '8'), ('latency', '10'), ('latency', '12'), \
-         ('latency', '14'), ('latency', '20')) x (metric, label)",
-    "INSERT INTO postrider.bucket (width, at, group_name, metric, label, count) \
-     SELECT 900, date_trunc('hour', now()) - q * interval '15 minutes', g, x.metric, x.label, 100 \
-     FROM generate_series(0, 103) q, \
-       (SELECT 'consumer/consumer-' || c AS g FROM generate_series(0, 5) c UNION ALL SELECT 'relay/default') groups, \
-       (VALUES ('published', ''), ('applied', ''), ('failed', 'timeout'), ('failed', 'http_500'), ('dead', 'timeout'), \
-         ('latency_ms', ''), ('latency', '4'), ('latency', '6'), ('latency', '8'), ('latency', '10'), ('latency', '12'), \
-         ('latency', '14'), ('latency', '20')) x (metric, label)",
-    "INSERT INTO postrider.bucket (width, at, group_name, metric, label, count) \
-     SELECT 3600, date_trunc('hour', now()) - h * interval '1 hour', g, x.metric, x.label, 100 \
-     FROM generate_series(0, 719) h, \
+     SELECT w.width, to_timestamp((floor(extract(epoch FROM now()) / w.width) - n) * w.width), g, x.metric, x.label, 100 \
+     FROM (VALUES (60, 180), (900, 104), (3600, 720)) w (width, steps), generate_series(0, w.steps - 1) n, \
        (SELECT 'consumer/consumer-' || c AS g FROM generate_series(0, 5) c UNION ALL SELECT 'relay/default') groups, \
        (VALUES ('published', ''), ('applied', ''), ('failed', 'timeout'), ('failed', 'http_500'), ('dead', 'timeout'), \
          ('latency_ms', ''), ('latency', '4'), ('latency', '6'), ('latency', '8'), ('latency', '10'), ('latency', '12'), \

@@ -233,7 +233,7 @@ impl Adopted {
         let mut flying = FuturesUnordered::new();
         let mut outage: Option<(Instant, Error)> = None;
         loop {
-            while outage.is_none() && flying.len() < flight.calls_max(batching, &self.settings) {
+            while outage.is_none() && flying.len() < self.settings.calls_max(batching) {
                 let wave = flight.wave(batching, &self.settings, flying.is_empty());
                 if wave.is_empty() {
                     break;
@@ -336,14 +336,6 @@ struct Flight {
 }
 
 impl Flight {
-    /// How many calls may be under way at once.
-    fn calls_max(&self, batching: Batching, settings: &RelaySettings) -> usize {
-        match batching {
-            Batching::Independent => settings.in_flight.max(1),
-            Batching::Atomic => 1,
-        }
-    }
-
     /// What may be sent now in one call: of each key the oldest, if none of the key is on its way; or everything where
     /// batches are taken whole. While others are on their way, a few are kept until they are more.
     fn wave(&mut self, batching: Batching, settings: &RelaySettings, is_alone: bool) -> Vec<(usize, Arc<Event>)> {

@@ -224,10 +224,7 @@ impl<'a> Run<'a> {
     fn start_batches(&mut self, now: Instant) -> Instant {
         // Also when nothing is ready: a blocked broker just does not confirm what is in flight.
         self.lane.gate.set_blocked(self.lane.broker.blocked());
-        let limits = match self.lane.broker.batching() {
-            Batching::Independent => self.lane.settings.in_flight,
-            Batching::Atomic => 1,
-        };
+        let limits = self.lane.settings.calls_max(self.lane.broker.batching());
         while self.batches.len() < limits && self.pipeline.has_ready() {
             if let Some(until) = self.hold_until {
                 if now < until {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::Broker;
+use crate::broker::{Batching, Broker};
 use crate::error::Result;
 use crate::lease::{LeaseTimes, Leases, Share};
 use crate::metrics::{self, RelayMeter};
@@ -55,6 +55,16 @@ pub struct RelaySettings {
     pub breaker: BreakerSettings,
     /// How long a lane's lease lasts.
     pub lease: LeaseTimes,
+}
+
+impl RelaySettings {
+    /// Publish calls that may be under way at once: one after the other where batches are taken whole.
+    pub(crate) fn calls_max(&self, batching: Batching) -> usize {
+        match batching {
+            Batching::Independent => self.in_flight.max(1),
+            Batching::Atomic => 1,
+        }
+    }
 }
 
 impl Default for RelaySettings {
