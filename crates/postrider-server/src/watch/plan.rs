@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::FutureExt;
+use postrider::integrity::ABANDONED_AFTER;
 use postrider::store::Store;
 use tokio::task::JoinHandle;
 
@@ -17,14 +18,16 @@ const LATE_MAX: TimeDelta = TimeDelta::hours(20);
 /// Who begins to watch after the time of the check waits for this long: upkeep, leases and consumers that start with it
 /// come first, and findings about a system that is just starting help nobody.
 const SETTLE: Duration = Duration::from_secs(60);
+/// A check that another has begun is looked after this often: whoever began it may have died.
+const AGAIN: Duration = ABANDONED_AFTER;
 
 /// The schedule of the check.
 pub struct Plan {
     check: Arc<Check>,
     daily: Option<Daily>,
     began: Option<(Instant, DateTime<Utc>)>,
-    /// The last time that was tried.
-    tried: Option<DateTime<Utc>>,
+    /// The last time that was tried, and when.
+    tried: Option<(DateTime<Utc>, Instant)>,
     running: Option<JoinHandle<postrider::Result<()>>>,
 }
 
@@ -52,10 +55,11 @@ impl Plan {
         }
         let Some(due) = self.daily.as_ref().and_then(|daily| daily.previous(now)) else { return };
         let is_settled = due >= began_at || began.elapsed() >= SETTLE;
-        if self.tried == Some(due) || now - due > LATE_MAX || !is_settled {
+        let is_tried = self.tried.is_some_and(|(tried, at)| tried == due && at.elapsed() < AGAIN);
+        if is_tried || now - due > LATE_MAX || !is_settled {
             return;
         }
-        self.tried = Some(due);
+        self.tried = Some((due, Instant::now()));
         let (store, check) = (store.clone(), self.check.clone());
         self.running = Some(tokio::spawn(async move { run(store.as_ref(), &check, due).await }));
     }

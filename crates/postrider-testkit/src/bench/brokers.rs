@@ -8,7 +8,7 @@ use super::drain::settled;
 use super::relay::Relay;
 use super::report::{Line, Lines, median, rate, rates};
 use super::sample::Sampling;
-use crate::testbed::Result;
+use crate::testbed::{Result, machine_cpu};
 
 /// Bare publisher and relay take turns this often.
 const ROUNDS: usize = 3;
@@ -30,12 +30,15 @@ async fn compare(bed: &Bed, carrier: &mut dyn Carrier) -> Result<Line> {
     carrier.empty().await?;
     let (mut bare, mut ours, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
-        bare.push(carrier.bare(bed.scale.events).await?);
+        let busy = Busy::start()?;
+        let bare_rate = carrier.bare(bed.scale.events).await?;
+        let bare_busy = busy.stop(bed.scale.events)?;
         tokio::time::sleep(REST).await;
-        let (rate_, cost) = drain(bed, &relay, carrier).await?;
-        let (bare_rate, name) = (bare.last().copied().unwrap_or(f64::NAN), carrier.name());
-        eprintln!("  {name}, round {round}: bare {}, relay {}; {cost}", rate(bare_rate), rate(rate_));
-        ours.push(rate_);
+        let (our_rate, our_busy) = drain(bed, &relay, carrier).await?;
+        let cost = format!("bare {bare_busy}; {our_busy}");
+        eprintln!("  {}, round {round}: bare {}, relay {}; {cost}", carrier.name(), rate(bare_rate), rate(our_rate));
+        bare.push(bare_rate);
+        ours.push(our_rate);
         costs.push(cost);
     }
     relay.stop().await?;
@@ -56,9 +59,10 @@ async fn drain(bed: &Bed, relay: &Relay, carrier: &dyn Carrier) -> Result<(f64, 
     let mut connection = relay.connect().await?;
     fill(&mut connection, events).await?;
     let committed = Instant::now();
-    let (sampling, cpu) = (Sampling::start(bed, relay)?, carrier.cpu());
+    let (sampling, cpu, busy) = (Sampling::start(bed, relay)?, carrier.cpu(), Busy::start()?);
     carrier::fill_up(carrier, events).await?;
     let took = committed.elapsed().as_secs_f64();
+    let busy = busy.stop(events)?;
     let used = carrier.cpu().zip(cpu).map(|(now, then)| now.saturating_sub(then).as_secs_f64());
     let cost = sampling.stop().await?;
     settled(&mut connection).await?;
@@ -67,12 +71,32 @@ async fn drain(bed: &Bed, relay: &Relay, carrier: &dyn Carrier) -> Result<(f64, 
     sqlx::query("TRUNCATE postrider.outbox").execute(&mut connection).await?;
     carrier.empty().await?;
     tokio::time::sleep(REST).await;
-    let used = used.map(|used| format!(", {} {used:.1} s", carrier.name())).unwrap_or_default();
+    let each = |seconds: f64| seconds / events as f64 * 1e6;
+    let used = used.map(|used| format!(", broker {:.0}", each(used))).unwrap_or_default();
     let busy = format!(
-        "CPU in {took:.1} s: relay {:.1} s, PostgreSQL {:.1} s{used}; relay's memory {:.0} MB",
-        cost.relay_s,
-        cost.postgres_s,
+        "ours {busy}: relay {:.0}, PostgreSQL {:.0}{used}; relay's memory {:.0} MB",
+        each(cost.relay_s),
+        each(cost.postgres_s),
         cost.rss_bytes as f64 / 1e6
     );
     Ok((events as f64 / took, busy))
+}
+
+/// How busy the machine is, whoever it is busy for: where the cores are full, more work for an event means fewer events.
+struct Busy {
+    began: Instant,
+    cpu: Duration,
+}
+
+impl Busy {
+    fn start() -> Result<Self> {
+        Ok(Self { began: Instant::now(), cpu: machine_cpu()? })
+    }
+
+    fn stop(self, events: u64) -> Result<String> {
+        let used = machine_cpu()?.saturating_sub(self.cpu).as_secs_f64();
+        let cores = std::thread::available_parallelism()?.get() as f64;
+        let share = used / (self.began.elapsed().as_secs_f64() * cores) * 100.0;
+        Ok(format!("{:.0} µs CPU an event, cores {share:.0} % busy", used / events as f64 * 1e6))
+    }
 }

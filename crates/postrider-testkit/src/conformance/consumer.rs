@@ -13,7 +13,7 @@ use postrider::broker::embedded::Embedded;
 use postrider::dead::{DeadFilter, DeadLetters, Taken};
 use postrider::event::Event;
 use postrider::handler::{BatchHandler, Consumer, ConsumerSpec, Handler, HandlerError, RemoteHandler};
-use postrider::inbox::Inbox;
+use postrider::inbox::{Inbox, Part};
 use postrider::lease::LeaseTimes;
 use postrider::relay::Backoff;
 use postrider::store::Store;
@@ -359,6 +359,8 @@ pub async fn a_replayed_dead_letter_is_applied_once(bed: &impl Bed) {
     let (first, second) = (ids(&first), ids(&second));
     assert_eq!(store.dead_recall(&second, "b").await.expect("recalled"), 2);
     assert_eq!(store.dead_progress(&first).await.expect("answers").open, 2);
+    let due = parts.inbox.retries().due(Part { consumer: "c", slot: 0, slots: 1 }, 10).await.expect("answers");
+    assert!(due[0].origin.is_replayed, "how old it is by now is nobody's latency");
 
     run_obedient(bed, quick(), 2, 2).await;
     assert_eq!(bed.effects("c").await, ["1", "2"]);

@@ -277,6 +277,15 @@ pub async fn a_scheduled_report_is_begun_once(bed: &impl Bed) {
     let begun: Vec<i64> = tasks.join_all().await.into_iter().flatten().collect();
     assert_eq!(begun.len(), 1);
     assert!(store.report_begin("schedule", Some(at)).await.expect("answers").is_none());
+    let age = [
+        "UPDATE postrider.report SET began_at = began_at - interval '31 minutes'",
+        "UPDATE report SET began_at = began_at - 31 * 60000",
+        "UPDATE postrider_report SET began_at = began_at - INTERVAL 31 MINUTE",
+    ];
+    bed.sql(age).await;
+    let again = store.report_begin("schedule", Some(at)).await.expect("answers");
+    assert_eq!(again, Some(begun[0]), "whoever began it has died");
+    assert!(store.report_begin("schedule", Some(at)).await.expect("answers").is_none());
     let next = store.report_begin("schedule", Some(at + chrono::Duration::days(1))).await.expect("answers");
     let by_hand = [store.report_begin("ops", None).await, store.report_begin("ops", None).await];
     let by_hand: Vec<i64> = by_hand.into_iter().map(|id| id.expect("answers").expect("begun")).collect();
@@ -289,6 +298,8 @@ pub async fn a_scheduled_report_is_begun_once(bed: &impl Bed) {
     ];
     store.report_end(begun[0], 3, &findings).await.expect("ended");
     store.report_end(begun[0], 3, &findings).await.expect("ended again");
+    bed.sql(age).await;
+    assert!(store.report_begin("schedule", Some(at)).await.expect("answers").is_none(), "it is done");
     let report = store.report(begun[0]).await.expect("read").expect("is there");
     assert_eq!((report.view.checks, report.view.warnings, report.view.errors), (3, 1, 1));
     assert_eq!(report.findings, findings[1..]);

@@ -203,8 +203,12 @@ pub async fn set_aside(broker: &dyn Broker) -> Event {
     assert!(broker.has_places());
     let letter = event("k", "dead");
     let failed = Failed::new("handler", "line 1\nline 2", vec!["the disk".to_owned()]);
-    let origin =
-        Origin { exchange: "x".to_owned(), topic: "test.created".to_owned(), queue: "all".to_owned(), offset: None };
+    let origin = Origin {
+        exchange: "x".to_owned(),
+        topic: "test.created".to_owned(),
+        queue: "all".to_owned(),
+        ..Origin::default()
+    };
     let aside = |place| postrider::broker::Aside {
         consumer: "all",
         kind: AsideKind::Dead,

@@ -227,10 +227,21 @@ fn parents() -> Result<Vec<(u32, u32)>> {
     Ok(all)
 }
 
+/// The unit of the times in `/proc`: USER_HZ, which is 100 on every Linux that this runs on.
+const TICK: Duration = Duration::from_millis(10);
+
+/// CPU time that everything on this machine has used, on all its cores.
+pub fn machine_cpu() -> Result<Duration> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let line = stat.lines().next().ok_or("/proc/stat is empty")?;
+    // user, nice, system, idle, iowait, irq, softirq
+    let times: Vec<u32> = line.split_whitespace().skip(1).take(7).map(str::parse).collect::<Result<_, _>>()?;
+    let ticks = times.iter().enumerate().filter(|(place, _)| !matches!(place, 3 | 4)).map(|(_, ticks)| ticks).sum();
+    Ok(TICK * ticks)
+}
+
 /// CPU time, user and system, of a process and of those of its children that it has waited for.
 pub fn cpu(pid: u32) -> Result<Duration> {
-    /// The unit of the times in `/proc`: USER_HZ, which is 100 on every Linux that this runs on.
-    const TICK: Duration = Duration::from_millis(10);
     let fields = stat(pid)?;
     // utime, stime, cutime, cstime are fields 14 to 17, counted from 1 with the two that `stat` leaves out.
     let ticks: u32 = fields.iter().skip(11).take(4).filter_map(|field| field.parse::<u32>().ok()).sum();

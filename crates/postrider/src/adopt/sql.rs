@@ -308,6 +308,8 @@ impl Sql {
     /// are looked at, 0 for all: what is locked is sorted whole, with its payload, and that is much when much waits.
     pub fn lock(&self, candidates: usize) -> String {
         let (mut condition, side) = (self.due(), self.dialect.side_table());
+        let (table, id, order) = (&self.table, self.name(&self.mapping.id), self.order_by());
+        let (mut with, mut from) = (String::new(), format!("{table} t"));
         if self.dialect == Dialect::Postgres {
             match &self.mapping.key {
                 Some(key) => {
@@ -317,11 +319,14 @@ impl Sql {
                 None => condition.push_str(" AND $2::text[] IS NOT NULL"),
             }
             if candidates > 0 {
-                let (table, id, order) = (&self.table, self.name(&self.mapping.id), self.order_by());
-                condition = format!(
-                    "{condition} AND t.{id} = ANY (ARRAY( \
-                     SELECT t.{id} FROM {table} t WHERE {condition} ORDER BY {order} LIMIT {candidates}))"
+                // Joined, not listed: a row that another worker has just marked is looked at again with the whole list.
+                // Its column has a name that no column of the table has.
+                let candidate = "\"a candidate of postrider\"";
+                with = format!(
+                    "WITH c AS MATERIALIZED (SELECT t.{id} AS {candidate} FROM {table} t WHERE {condition} \
+                     ORDER BY {order} LIMIT {candidates}) "
                 );
+                from.push_str(&format!(" JOIN c ON t.{id} = c.{candidate}"));
             }
             // A process that hangs, or whose machine is gone, must not hold its rows for hours.
             condition.push_str(" AND (SELECT set_config('idle_in_transaction_session_timeout', '120s', true)) <> ''");
@@ -331,12 +336,12 @@ impl Sql {
             false => "0".to_owned(),
         };
         let columns: Vec<String> = self.mapping.columns_read().iter().map(|column| self.text(column)).collect();
-        let (payload, columns, order) = (self.payload(), columns.join(", "), self.order_by());
-        let select = format!("SELECT {payload}, {side_attempts}, {columns} FROM {} t WHERE {condition}", self.table);
+        let (payload, columns) = (self.payload(), columns.join(", "));
+        let select = format!("{with}SELECT {payload}, {side_attempts}, {columns} FROM {from} WHERE {condition}");
         match self.dialect {
-            Dialect::Postgres => format!("{select} ORDER BY {order} LIMIT $1 FOR UPDATE SKIP LOCKED"),
+            Dialect::Postgres => format!("{select} ORDER BY {order} LIMIT $1 FOR UPDATE OF t SKIP LOCKED"),
             Dialect::Mysql => {
-                let (id, ids) = (self.name(&self.mapping.id), self.ids(0, candidates));
+                let ids = self.ids(0, candidates);
                 format!("{select} AND t.{id} {ids} ORDER BY {order} FOR UPDATE SKIP LOCKED")
             }
         }
@@ -347,9 +352,13 @@ impl Sql {
     pub fn behind(&self, count: usize) -> Option<String> {
         let key = self.name(self.mapping.key.as_ref()?);
         let (table, id) = (&self.table, self.name(&self.mapping.id));
-        let (one, own, among) = match self.dialect {
-            Dialect::Postgres => (format!("$1::text::{}", self.id_type), self.ids(2, count), self.ids(2, count)),
-            Dialect::Mysql => ("?".to_owned(), self.ids(0, count), self.ids(0, count)),
+        // As a table of their own, because PostgreSQL would search a list anew for every row that it joins.
+        let own = format!("unnest($2::text[]::{}[]) o(own)", self.id_type);
+        let (last, is_among) = match self.dialect {
+            Dialect::Postgres => {
+                (format!("$1::text::{}", self.id_type), format!("EXISTS (SELECT 1 FROM {own} WHERE o.own = b.{id})"))
+            }
+            Dialect::Mysql => ("?".to_owned(), format!("b.{id} {}", self.ids(0, count))),
         };
         let mut needed = vec![key.clone()];
         needed.extend(self.order().into_iter().filter(|column| *column != key));
@@ -359,22 +368,32 @@ impl Sql {
             .iter()
             .map(|state| {
                 format!(
-                    "SELECT {needed} FROM {table} b WHERE {} AND {} < (SELECT {} FROM {table} l WHERE l.{id} = {one}) \
-                     AND b.{key} IS NOT NULL AND NOT b.{id} {among}",
+                    "SELECT {needed} FROM {table} b WHERE {} AND {} < (SELECT {} FROM {table} l WHERE l.{id} = {last}) \
+                     AND b.{key} IS NOT NULL AND NOT {is_among}",
                     qualified(state, "b"),
                     self.order_of("b"),
                     self.order_of("l").trim_matches(['(', ')']),
                 )
             })
             .collect();
-        Some(format!(
-            "SELECT DISTINCT {} FROM {table} r JOIN ({}) b ON {} AND {} < {} WHERE r.{id} {own}",
-            self.text(&self.mapping.id).replacen(&id, &format!("r.{id}"), 1),
-            before.join(" UNION ALL "),
+        let found = self.text(&self.mapping.id).replacen(&id, &format!("r.{id}"), 1);
+        let is_earlier = format!(
+            "{} AND {} < {}",
             self.same_key(self.mapping.key.as_deref().unwrap_or_default(), "r"),
             self.order_of("b"),
             self.order_of("r"),
-        ))
+        );
+        let before = before.join(" UNION ALL ");
+        Some(match self.dialect {
+            Dialect::Postgres => format!(
+                "SELECT {found} FROM {own} JOIN {table} r ON r.{id} = o.own \
+                 WHERE EXISTS (SELECT 1 FROM ({before}) b WHERE {is_earlier})"
+            ),
+            Dialect::Mysql => format!(
+                "SELECT DISTINCT {found} FROM {table} r JOIN ({before}) b ON {is_earlier} WHERE r.{id} {}",
+                self.ids(0, count)
+            ),
+        })
     }
 
     /// How often the ids are bound in [`Sql::behind`] on MySQL, after the last one each.

@@ -124,6 +124,9 @@ pub struct Origin {
     /// Its place there, where the broker numbers messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<i64>,
+    /// Whether a person sent it again, long after its time: how long it took then says nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_replayed: bool,
 }
 
 /// A message that is no event, as it came.

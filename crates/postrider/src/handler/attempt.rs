@@ -147,7 +147,7 @@ async fn apply<I: Inbox>(
         Some(Ok(())) => {
             run.inbox.commit(tx).await?;
             end(span, Ok(()));
-            run.meter.applied(event);
+            count_applied(run, event, held);
             Ok(Outcome::Done)
         }
         Some(Err(Verdict::Skip)) => {
@@ -279,10 +279,17 @@ pub(super) async fn record<I: Inbox>(
     run.inbox.commit(tx).await?;
     match admission {
         Admission::New if is_skipped => run.meter.skipped(),
-        Admission::New => run.meter.applied(event),
+        Admission::New => count_applied(run, event, held),
         _ => run.meter.duplicate(),
     }
     Ok(admission)
+}
+
+fn count_applied<I: Inbox>(run: &SlotRun<I>, event: &Event, held: Option<&Held>) {
+    match held {
+        Some(held) if held.origin.is_replayed => run.meter.applied_again(),
+        _ => run.meter.applied(event),
+    }
 }
 
 /// Ends a span with what a handler said.

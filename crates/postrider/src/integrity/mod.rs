@@ -25,6 +25,9 @@ pub(crate) mod figures;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(crate) mod statement;
 
+/// A scheduled report whose instance has not ended it for so long is begun anew by another.
+pub const ABANDONED_AFTER: Duration = Duration::from_secs(30 * 60);
+
 /// What is too old.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -94,7 +97,8 @@ pub trait Integrity: Send + Sync {
     async fn integrity_query(&self, sql: &str, timeout: Duration, limit: usize) -> Result<Vec<String>>;
 
     /// Begins a report. A scheduled one has the time it was scheduled for and is begun once across all instances: `None`
-    /// when it was begun already.
+    /// when it was begun already. One that has not ended [`ABANDONED_AFTER`] its beginning is begun anew: whoever began it
+    /// has died.
     async fn report_begin(&self, actor: &str, scheduled_for: Option<DateTime<Utc>>) -> Result<Option<i64>>;
 
     /// Ends it. `checks` is how many things were looked at; of `findings` only warnings and errors are kept.

@@ -37,6 +37,12 @@ impl ConsumerMeter {
         self.tally.applied(&[self.applied_one(event)]);
     }
 
+    /// The effect of an event that a person sent again was committed; its age says nothing about how events flow.
+    pub fn applied_again(&self) {
+        self.count_applied();
+        self.tally.add(Metric::Applied, "", 1);
+    }
+
     /// The effects of a transaction were committed.
     pub fn applied_all(&self, events: &[Arc<Event>]) {
         let latencies: Vec<Duration> = events.iter().map(|event| self.applied_one(event)).collect();
@@ -44,13 +50,17 @@ impl ConsumerMeter {
     }
 
     fn applied_one(&self, event: &Event) -> Duration {
-        counter!("postrider_applied_total", "consumer" => self.consumer()).increment(1);
+        self.count_applied();
         // Producer's and consumer's clocks may differ; a negative latency is a clock's fault and shown as none.
         let latency = (chrono::Utc::now() - event.time()).to_std().unwrap_or_default();
         let topic = TOPICS.of(event.topic());
         histogram!("postrider_latency_seconds", "consumer" => self.consumer(), "topic" => topic)
             .record(latency.as_secs_f64());
         latency
+    }
+
+    fn count_applied(&self) {
+        counter!("postrider_applied_total", "consumer" => self.consumer()).increment(1);
     }
 
     pub fn duplicate(&self) {

@@ -152,6 +152,14 @@ fn the_page_has_every_metric_with_its_type_and_labels() {
 }
 
 #[test]
+fn an_event_that_was_sent_again_has_no_latency() {
+    let meter = ConsumerMeter::new("billing");
+    meter.applied_again();
+    let counted: Vec<_> = meter.tally().take().into_iter().map(|count| (count.metric, count.count)).collect();
+    assert_eq!(counted, [(crate::pulse::Metric::Applied, 1)]);
+}
+
+#[test]
 fn what_is_gone_is_shown_as_none() {
     let notes = Notes::default();
     let value = |name: &str| {

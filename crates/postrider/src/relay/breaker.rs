@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Whoever waits sends a probe within this after its time has come.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
+/// Whoever has work says again and again that it is blocked. One that has not said so for this long has no work any more.
+const BLOCKED_WAIT: Duration = Duration::from_secs(60);
 
 /// When the breaker opens and for how long.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,8 +72,8 @@ pub struct Breaker {
     in_a_row: u32,
     recent: VecDeque<bool>,
     last_failed: Option<Instant>,
-    /// The broker itself asked us to stop; ends when it says so.
-    blocked: Option<String>,
+    /// The broker itself asked us to stop; ends when it says so. With when that was last said.
+    blocked: Option<(String, Instant)>,
 }
 
 impl Breaker {
@@ -95,17 +97,17 @@ impl Breaker {
     /// Why nothing is published at the moment, if so.
     pub fn reason(&self) -> Option<String> {
         match (&self.blocked, &self.state) {
-            (Some(reason), _) => Some(reason.clone()),
-            (None, BreakerState::Open { reason, .. }) => Some(reason.clone()),
+            (Some((reason, _)), _) | (None, BreakerState::Open { reason, .. }) => Some(reason.clone()),
             (None, BreakerState::Probing { .. } | BreakerState::Closed) => None,
         }
     }
 
     /// Why calls are held up, if so, for people. Also while a probe is under way, whose end may be long in coming; but not
-    /// when one could pass and there is nothing to send.
+    /// when one could pass and there is nothing to send, nor when whoever was blocked has no work any more.
     pub fn trouble(&self, now: Instant) -> Option<String> {
         match (&self.blocked, &self.state) {
-            (Some(reason), _) | (None, BreakerState::Probing { reason, .. }) => Some(reason.clone()),
+            (Some((reason, said)), _) => (now < *said + BLOCKED_WAIT).then(|| reason.clone()),
+            (None, BreakerState::Probing { reason, .. }) => Some(reason.clone()),
             (None, BreakerState::Open { until, reason }) => (now < *until + PROBE_WAIT).then(|| reason.clone()),
             (None, BreakerState::Closed) => None,
         }
@@ -121,7 +123,7 @@ impl Breaker {
         if self.blocked.is_some() && reason.is_none() {
             self.state = BreakerState::Open { until: now, reason: "the broker was blocked".to_owned() };
         }
-        self.blocked = reason;
+        self.blocked = reason.map(|reason| (reason, now));
     }
 
     /// Asks to pass. [`Permit::Probe`] is given once; its outcome must be reported.
@@ -259,7 +261,10 @@ mod tests {
         let now = Instant::now();
         breaker.set_blocked(Some("low on memory".to_owned()), now);
         assert_eq!(breaker.permit(now + 600 * SECOND), Permit::None(None));
-        assert_eq!(breaker.trouble(now + 600 * SECOND).as_deref(), Some("low on memory"));
+        assert_eq!(breaker.trouble(now + 59 * SECOND).as_deref(), Some("low on memory"));
+        assert_eq!(breaker.trouble(now + 60 * SECOND), None, "whoever was blocked has no work any more");
+        breaker.set_blocked(Some("low on memory".to_owned()), now + 500 * SECOND);
+        assert_eq!(breaker.trouble(now + 510 * SECOND).as_deref(), Some("low on memory"));
         breaker.set_blocked(None, now);
         assert_eq!(breaker.trouble(now + 2 * SECOND), None, "nothing waits to be sent");
         assert_eq!(breaker.permit(now), Permit::Probe);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use chrono::Utc;
 use sqlx::{Connection as _, PgConnection};
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use super::super::bed::{Bed, TOPIC, TYPE, key, payload};
@@ -22,11 +23,13 @@ const INSERT: &str = "INSERT INTO bare_message (hash, event_id, topic, key, type
 pub(super) struct Log {
     /// The relay's database, once it is known.
     database: String,
+    /// A connection to it that counts: to connect each time would cost what is to be measured.
+    counting: Mutex<Option<PgConnection>>,
 }
 
 impl Log {
     pub(super) fn new(bed: &Bed) -> Log {
-        Log { database: bed.postgres.url().to_owned() }
+        Log { database: bed.postgres.url().to_owned(), counting: Mutex::default() }
     }
 
     async fn connect(&self) -> Result<PgConnection> {
@@ -88,11 +91,16 @@ impl Carrier for Log {
     }
 
     async fn count(&self) -> Result<u64> {
-        // To count rows each time would cost what is to be measured. A batch that was rolled back would leave a gap, and
-        // the drain then fails for having too many.
-        let mut connection = self.connect().await?;
+        let mut counting = self.counting.lock().await;
+        let connection = match counting.take() {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        let connection = counting.insert(connection);
+        // So would counting rows. A batch that was rolled back would leave a gap, and the drain then fails for having too
+        // many.
         let end: Option<i64> =
-            sqlx::query_scalar("SELECT max(\"offset\") FROM postrider.message").fetch_one(&mut connection).await?;
+            sqlx::query_scalar("SELECT max(\"offset\") FROM postrider.message").fetch_one(connection).await?;
         Ok(end.unwrap_or(0) as u64)
     }
 

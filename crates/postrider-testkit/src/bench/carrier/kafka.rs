@@ -1,6 +1,7 @@
 //! Kafka's mock cluster, compared with an idempotent producer of librdkafka that waits for all copies.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
 pub(super) struct Cluster {
     kafka: Kafka,
+    /// Asks where topics end.
+    consumer: Arc<BaseConsumer>,
     /// Where the topic ended when it was last emptied: nobody can remove anything.
     emptied: AtomicU64,
 }
@@ -32,15 +35,15 @@ impl Cluster {
         for topic in [TOPIC, BARE] {
             kafka.create_topic(topic, PARTITIONS).await?;
         }
-        Ok(Cluster { kafka, emptied: AtomicU64::new(0) })
+        let consumer = ClientConfig::new().set("bootstrap.servers", kafka.bootstrap()).create()?;
+        Ok(Cluster { kafka, consumer: Arc::new(consumer), emptied: AtomicU64::new(0) })
     }
 
     /// Events that a topic ever got.
     async fn end(&self, topic: &'static str) -> Result<u64> {
-        let bootstrap = self.kafka.bootstrap().to_owned();
+        let consumer = self.consumer.clone();
         // librdkafka answers only by blocking.
         let ends = tokio::task::spawn_blocking(move || {
-            let consumer: BaseConsumer = ClientConfig::new().set("bootstrap.servers", bootstrap).create()?;
             let end = |partition| Ok(consumer.fetch_watermarks(topic, partition, ANSWER_WAIT)?.1);
             (0..i32::from(PARTITIONS)).map(end).sum::<Result<i64>>()
         });

@@ -72,8 +72,13 @@ impl<Q: Queue + ?Sized + 'static> EmbeddedSubscription<Q> {
         let is_redelivered = self.suspicious > 0;
         self.suspicious = self.suspicious.saturating_sub(1);
         let topic = message.event.as_ref().map(|event| event.topic().to_owned()).unwrap_or_default();
-        let origin =
-            Origin { exchange: String::new(), topic, queue: self.consumer.name.clone(), offset: Some(message.offset) };
+        let origin = Origin {
+            exchange: String::new(),
+            topic,
+            queue: self.consumer.name.clone(),
+            offset: Some(message.offset),
+            ..Origin::default()
+        };
         let event = message.event.map_err(|error| Undecodable { error, raw: RawMessage::default() });
         Delivery { tag: message.offset as u64, event, is_redelivered, origin }
     }

@@ -4,7 +4,6 @@
 //! headers stand beside them. The record's key is the event's. The record's time is when it was published: Kafka's retention
 //! counts from it, so an old event that is published late must not be born expired.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -58,19 +57,26 @@ pub(super) fn partition(event: &Event, partitions: u32) -> i32 {
 
 /// The headers of an event.
 pub(super) fn headers(event: &Event) -> OwnedHeaders {
-    // Read first: every header that is added takes the list and gives it back.
-    let mut read: Vec<(Cow<'_, str>, Cow<'_, str>)> = Vec::with_capacity(16);
+    let mut headers = Some(OwnedHeaders::new_with_capacity(16));
+    // The client takes the list and gives it back with every header.
+    let mut add = |name: &str, value: &str| {
+        headers = headers.take().map(|headers| headers.insert(Header { key: name, value: Some(value) }));
+    };
     if event.is_raw() {
-        read.push((MESSAGE_ID.into(), event.message_id()));
+        add(MESSAGE_ID, &event.message_id());
     } else {
+        let mut name = PREFIX.to_owned();
         cloudevents::encode(event, |attribute, value| {
-            read.push((format!("{PREFIX}{}", attribute.name()).into(), value));
+            name.truncate(PREFIX.len());
+            name.push_str(attribute.name());
+            add(&name, &value);
         });
-        read.push((CONTENT_TYPE.into(), event.content_type().into()));
+        add(CONTENT_TYPE, event.content_type());
     }
-    read.extend(cloudevents::own_headers(event).map(|(name, value)| (name.into(), value.into())));
-    let empty = OwnedHeaders::new_with_capacity(read.len());
-    read.iter().fold(empty, |headers, (name, value)| headers.insert(Header { key: name, value: Some(value.as_ref()) }))
+    for (name, value) in cloudevents::own_headers(event) {
+        add(name, value);
+    }
+    headers.unwrap_or_default()
 }
 
 /// The headers of a message that is no event.
@@ -107,7 +113,13 @@ pub(super) fn delivery(record: &BorrowedMessage<'_>, topic: &str, group: String)
         let headers = headers.into_iter().map(|(name, value)| (without_nul(name), without_nul(value))).collect();
         Undecodable { error, raw: RawMessage { headers, payload } }
     });
-    let origin = Origin { exchange: place, topic: topic.to_owned(), queue: group, offset: Some(record.offset()) };
+    let origin = Origin {
+        exchange: place,
+        topic: topic.to_owned(),
+        queue: group,
+        offset: Some(record.offset()),
+        ..Origin::default()
+    };
     Delivery { tag: 0, event, is_redelivered: false, origin }
 }
 

@@ -141,6 +141,7 @@ mod tests {
             topic: "orders.paid".into(),
             queue: "c".into(),
             offset: Some(7),
+            ..Origin::default()
         };
         let mut aside = Aside {
             consumer: "c",

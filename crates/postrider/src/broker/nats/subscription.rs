@@ -258,6 +258,7 @@ impl StreamSubscription {
             topic: crate::inbox::without_nul(topic.to_owned()),
             queue: self.consumer.name.clone(),
             offset: i64::try_from(sequence).ok(),
+            is_replayed: false,
         };
         Ok(is_ours.then_some(Delivery { tag: sequence, event, is_redelivered: sequence <= self.reach, origin }))
     }

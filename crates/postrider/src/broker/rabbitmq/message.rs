@@ -173,6 +173,7 @@ pub(super) fn delivery(received: Received, queue: &str) -> Delivery {
         topic: without_nul(received.routing_key.to_string()),
         queue: queue.to_owned(),
         offset: None,
+        is_replayed: false,
     };
     let payload = Bytes::from(received.data);
     let event = event(received.routing_key, &received.properties, payload.clone());

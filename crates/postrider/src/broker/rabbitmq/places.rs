@@ -116,8 +116,12 @@ mod tests {
     fn the_reason_stands_beside_the_event() {
         let event = Event::builder("orders.paid", "order.paid").key("o-1").payload("text/plain", "x").build().unwrap();
         let failed = Failed { error_type: "handler".into(), error: "é".repeat(5000), causes: vec!["disk".into()] };
-        let origin =
-            Origin { exchange: "postrider".into(), topic: "orders.paid".into(), queue: "c".into(), offset: None };
+        let origin = Origin {
+            exchange: "postrider".into(),
+            topic: "orders.paid".into(),
+            queue: "c".into(),
+            ..Origin::default()
+        };
         let mut aside = Aside {
             consumer: "c",
             kind: AsideKind::Dead,

@@ -267,6 +267,7 @@ impl ShardSubscription {
             topic: crate::inbox::without_nul(topic),
             queue: self.reader.consumer.name.clone(),
             offset: None,
+            is_replayed: false,
         };
         let is_redelivered = id <= shard.seen;
         is_wanted.then(|| Delivery { tag, event: entry.event(), is_redelivered, origin })

@@ -1,6 +1,6 @@
 //! Adopted tables: the catalogue, locked rows, marks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -204,8 +204,8 @@ fn count(value: Option<i64>) -> u64 {
 
 impl Table {
     /// Ids of locked rows that must wait for an earlier one of their key.
-    async fn behind(&self, tx: &mut MySqlConnection, rows: &[AdoptedRow]) -> Result<Vec<String>> {
-        let (Some(sql), Some(last)) = (self.sql.behind(rows.len()), rows.last()) else { return Ok(Vec::new()) };
+    async fn behind(&self, tx: &mut MySqlConnection, rows: &[AdoptedRow]) -> Result<HashSet<String>> {
+        let (Some(sql), Some(last)) = (self.sql.behind(rows.len()), rows.last()) else { return Ok(HashSet::new()) };
         let ids = || rows.iter().map(|row| row.id.as_str());
         let mut query = sqlx::query(AssertSqlSafe(sql));
         for _ in 0..self.sql.behind_parts() {

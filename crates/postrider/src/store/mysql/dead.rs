@@ -36,7 +36,7 @@ const HOLD: &str = concat!(
      SELECT t.consumer, t.shard, t.message_id, t.`key`, CASE WHEN t.is_first THEN 'retrying' ELSE 'waiting' END, \
             CASE WHEN t.is_first THEN ",
     now!(),
-    " END, '[]', t.origin, t.envelope, t.payload \
+    " END, '[]', JSON_MERGE_PATCH(COALESCE(t.origin, '{}'), '{\"is_replayed\": true}'), t.envelope, t.payload \
        FROM (SELECT d.id, d.consumer, d.shard, d.message_id, d.`key`, d.origin, d.envelope, d.payload, d.`key` IS NULL \
                  OR (ROW_NUMBER() OVER (PARTITION BY d.consumer, d.`key` ORDER BY d.id) = 1 \
                      AND NOT EXISTS (SELECT 1 FROM postrider_held h WHERE h.consumer = d.consumer AND h.`key` = d.`key`)) \

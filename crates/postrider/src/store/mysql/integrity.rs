@@ -13,7 +13,7 @@ use crate::doctor::Finding;
 use crate::error::{Error, Kind, Result};
 use crate::integrity::figures::{COUNT_MAX, Figures, GRACE};
 use crate::integrity::statement::{VALUE_CHARS_MAX, single};
-use crate::integrity::{Integrity, Limits, Report, ReportView, kept};
+use crate::integrity::{ABANDONED_AFTER, Integrity, Limits, Report, ReportView, kept};
 use crate::pulse::Pulses as _;
 use crate::upkeep::Upkeep as _;
 
@@ -122,10 +122,24 @@ impl Integrity for MysqlStore {
             .execute(&self.own)
             .await;
         match begun {
-            Ok(begun) => Ok(Some(begun.last_insert_id().cast_signed())),
-            Err(error) if is_duplicate(&error) => Ok(None),
-            Err(error) => Err(db(error)),
+            Ok(begun) => return Ok(Some(begun.last_insert_id().cast_signed())),
+            Err(error) if is_duplicate(&error) => {}
+            Err(error) => return Err(db(error)),
         }
+        let again = sqlx::query(concat!(
+            "UPDATE postrider_report SET actor = ?, began_at = ",
+            now!(),
+            ", id = LAST_INSERT_ID(id) WHERE scheduled_for = ? AND ended_at IS NULL AND began_at < ",
+            now!(),
+            " - INTERVAL ? SECOND"
+        ))
+        .bind(actor)
+        .bind(scheduled_for.map(|time| time.naive_utc()))
+        .bind(ABANDONED_AFTER.as_secs())
+        .execute(&self.own)
+        .await
+        .map_err(db)?;
+        Ok((again.rows_affected() == 1).then(|| again.last_insert_id().cast_signed()))
     }
 
     async fn report_end(&self, id: i64, checks: u32, findings: &[Finding]) -> Result<()> {

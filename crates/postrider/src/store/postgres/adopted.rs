@@ -1,6 +1,6 @@
 //! Adopted tables: the catalogue, locked rows, marks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -215,10 +215,12 @@ fn count(value: Option<i64>) -> u64 {
 
 impl Table {
     /// Ids of locked rows that must wait for an earlier one of their key.
-    async fn behind(&self, tx: &mut PgConnection, rows: &[AdoptedRow]) -> Result<Vec<String>> {
-        let (Some(sql), Some(last)) = (self.sql.behind(rows.len()), rows.last()) else { return Ok(Vec::new()) };
+    async fn behind(&self, tx: &mut PgConnection, rows: &[AdoptedRow]) -> Result<HashSet<String>> {
+        let (Some(sql), Some(last)) = (self.sql.behind(rows.len()), rows.last()) else { return Ok(HashSet::new()) };
         let ids: Vec<&str> = rows.iter().map(|row| row.id.as_str()).collect();
-        let found = sqlx::query(AssertSqlSafe(sql)).bind(&last.id).bind(ids).fetch_all(tx).await.map_err(changed)?;
+        // A plan that is kept would not know how many ids there are.
+        let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(&last.id).bind(ids);
+        let found = query.fetch_all(tx).await.map_err(changed)?;
         found.iter().map(|row| row.try_get(0).map_err(changed)).collect()
     }
 }

@@ -86,7 +86,8 @@ const REPLAY: &str = concat!(
      ), held AS ( \
        INSERT INTO postrider.held (consumer, shard, message_id, key, state, next_at, origin, envelope, payload) \
        SELECT consumer, shard, message_id, key, CASE WHEN is_first THEN 'retrying' ELSE 'waiting' END, \
-              CASE WHEN is_first THEN clock_timestamp() ELSE 'infinity' END, origin, envelope, payload \
+              CASE WHEN is_first THEN clock_timestamp() ELSE 'infinity' END, \
+              coalesce(origin, '{}') || '{\"is_replayed\": true}', envelope, payload \
        FROM (SELECT t.*, t.key IS NULL OR (row_number() OVER (PARTITION BY t.consumer, t.key ORDER BY t.id) = 1 \
                AND NOT EXISTS (SELECT 1 FROM postrider.held h WHERE h.consumer = t.consumer AND h.key = t.key)) AS is_first \
              FROM taken t WHERE t.stage = 'consumer') t \

@@ -14,7 +14,7 @@ use crate::doctor::Finding;
 use crate::error::{Error, Kind, Result};
 use crate::integrity::figures::{COUNT_MAX, Figures, GRACE, Partitions};
 use crate::integrity::statement::{VALUE_CHARS_MAX, single};
-use crate::integrity::{Integrity, Limits, Report, ReportView, kept};
+use crate::integrity::{ABANDONED_AFTER, Integrity, Limits, Report, ReportView, kept};
 use crate::pulse::Pulses as _;
 use crate::upkeep::Upkeep as _;
 
@@ -106,11 +106,14 @@ impl Integrity for PostgresStore {
 
     async fn report_begin(&self, actor: &str, scheduled_for: Option<DateTime<Utc>>) -> Result<Option<i64>> {
         let row = sqlx::query(
-            "INSERT INTO postrider.report (actor, scheduled_for) VALUES ($1, $2) \
-             ON CONFLICT (scheduled_for) DO NOTHING RETURNING id",
+            "INSERT INTO postrider.report AS r (actor, scheduled_for) SELECT $1, $2 \
+             WHERE NOT EXISTS (SELECT 1 FROM postrider.report WHERE scheduled_for = $2 AND ended_at IS NOT NULL) \
+             ON CONFLICT (scheduled_for) DO UPDATE SET actor = excluded.actor, began_at = clock_timestamp() \
+               WHERE r.ended_at IS NULL AND r.began_at < clock_timestamp() - $3 * interval '1 second' RETURNING id",
         )
         .bind(actor)
         .bind(scheduled_for)
+        .bind(ABANDONED_AFTER.as_secs_f64())
         .fetch_optional(&self.own)
         .await
         .map_err(db)?;

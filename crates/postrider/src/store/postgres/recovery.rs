@@ -266,7 +266,12 @@ impl Recovery for PostgresStore {
             if is_again {
                 sqlx::query(FORGET).bind(consumer).bind(event.id()).execute(&mut *tx).await.map_err(db)?;
             }
-            let origin = Origin { topic: event.topic().to_owned(), queue: "republish".to_owned(), ..Origin::default() };
+            let origin = Origin {
+                topic: event.topic().to_owned(),
+                queue: "republish".to_owned(),
+                is_replayed: true,
+                ..Origin::default()
+            };
             if retries::hold(&mut tx, consumer, event, &origin, Why::Behind).await? {
                 given.push(event.id());
             }

@@ -90,7 +90,7 @@ const HOLD: &str = concat!(
      SELECT consumer, shard, message_id, key, CASE WHEN is_first THEN 'retrying' ELSE 'waiting' END,
             CASE WHEN is_first THEN ",
     now_ms!(),
-    " END, origin, envelope, payload
+    " END, json_patch(coalesce(origin, '{}'), '{\"is_replayed\": true}'), envelope, payload
        FROM (SELECT d.*, d.key IS NULL OR (row_number() OVER (PARTITION BY d.consumer, d.key ORDER BY d.id) = 1
                 AND NOT EXISTS (SELECT 1 FROM held h WHERE h.consumer = d.consumer AND h.key = d.key)) AS is_first
                FROM dead_letter d WHERE d.stage = 'consumer' AND d.id IN (SELECT value FROM json_each(?1)))

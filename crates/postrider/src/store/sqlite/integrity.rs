@@ -14,7 +14,7 @@ use crate::doctor::Finding;
 use crate::error::{Error, Kind, Result};
 use crate::integrity::figures::{COUNT_MAX, Figures, GRACE};
 use crate::integrity::statement::{VALUE_CHARS_MAX, single};
-use crate::integrity::{Integrity, Limits, Report, ReportView, kept};
+use crate::integrity::{ABANDONED_AFTER, Integrity, Limits, Report, ReportView, kept};
 use crate::pulse::Pulses as _;
 use crate::upkeep::Upkeep as _;
 
@@ -132,12 +132,14 @@ impl Integrity for SqliteStore {
         const DOING: &str = "the report was not begun";
         let mut tx = self.write(DOING).await?;
         let row = sqlx::query(concat!(
-            "INSERT INTO report (actor, scheduled_for, began_at) VALUES (?, ?, ",
+            "INSERT INTO report (actor, scheduled_for, began_at) VALUES (?1, ?2, ",
             now_ms!(),
-            ") ON CONFLICT DO NOTHING RETURNING id"
+            ") ON CONFLICT (scheduled_for) DO UPDATE SET actor = excluded.actor, began_at = excluded.began_at
+                WHERE report.ended_at IS NULL AND report.began_at < excluded.began_at - ?3 RETURNING id"
         ))
         .bind(actor)
         .bind(scheduled_for.map(|time| time.timestamp_millis()))
+        .bind(ABANDONED_AFTER.as_millis() as i64)
         .fetch_optional(&mut *tx)
         .await
         .map_err(self.failed(DOING))?;

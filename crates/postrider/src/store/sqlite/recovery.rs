@@ -163,7 +163,12 @@ impl Recovery for SqliteStore {
                 let forget = sqlx::query(FORGET).bind(consumer).bind(event.id().hyphenated().to_string());
                 forget.execute(&mut *tx).await.map_err(self.failed(DOING))?;
             }
-            let origin = Origin { topic: event.topic().to_owned(), queue: "republish".to_owned(), ..Origin::default() };
+            let origin = Origin {
+                topic: event.topic().to_owned(),
+                queue: "republish".to_owned(),
+                is_replayed: true,
+                ..Origin::default()
+            };
             let hold = retries::hold(consumer, event, event.envelope()?, &origin, Why::Behind);
             if hold.execute(&mut *tx).await.map_err(self.failed(DOING))?.rows_affected() == 1 {
                 given.push(event.id());
