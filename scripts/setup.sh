@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests need and this machine lacks: PostgreSQL, MariaDB, RabbitMQ, Redis, NATS, Chromium, Python, promtool, cargo-nextest; with the argument
+# Installs what the tests need and this machine lacks: PostgreSQL, MariaDB, RabbitMQ, Redis, NATS, Chromium, OpenSSL, Python, promtool, cargo-nextest; with the argument
 # `deny` cargo-deny instead, which is compiled from source in three to four minutes. Says nothing when nothing is missing.
 set -euo pipefail
 
@@ -34,6 +34,9 @@ has_mariadb() {
 # The console is looked at with it.
 has_chromium() { command -v chromium >/dev/null && command -v chromedriver >/dev/null; }
 
+# A test of certificates makes some, and serves them.
+has_openssl() { command -v openssl >/dev/null; }
+
 # The example service is written in it.
 has_python() { command -v python3 >/dev/null; }
 
@@ -53,10 +56,11 @@ Install them by hand:
   NATS 2.9 or newer        nats-server on the path, or POSTRIDER_TEST_NATS_BIN=<folder>
   MariaDB 10.6 or newer    mariadbd, mariadb-install-db and mariadb on the path, or POSTRIDER_TEST_MYSQL_BIN=<folder>
   Chromium                 chromium and chromedriver on the path
+  OpenSSL                  openssl on the path
   a C compiler, make       cc, c++, make
   Python 3                 python3
   Prometheus 2             promtool on the path
-(Debian or Ubuntu: sudo apt-get install postgresql mariadb-server rabbitmq-server redis-server nats-server chromium chromium-driver build-essential python3 prometheus)
+(Debian or Ubuntu: sudo apt-get install postgresql mariadb-server rabbitmq-server redis-server nats-server chromium chromium-driver openssl build-essential python3 prometheus)
 or use servers that run already:
   POSTRIDER_TEST_POSTGRES=postgres://user:password@host:5432/postgres      a user who may create databases
   POSTRIDER_TEST_RABBITMQ=amqp://user:password@host:5672/%2f               with the management plugin
@@ -137,6 +141,7 @@ has_redis || packages+=(redis-server)
 has_nats || packages+=(nats-server)
 has_mariadb || packages+=(mariadb-server)
 has_chromium || packages+=(chromium chromium-driver)
+has_openssl || packages+=(openssl)
 has_compiler || packages+=(build-essential)
 has_python || packages+=(python3)
 has_promtool || packages+=(prometheus)

@@ -13,6 +13,7 @@ mod daemon;
 mod dead;
 mod delivery;
 mod desk;
+mod docs;
 mod events;
 mod harness;
 mod logs;
