@@ -21,6 +21,8 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+use crate::broker::Origin;
 use crate::dead::ReplayProgress;
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
@@ -259,6 +261,20 @@ pub trait Recovery: Send + Sync {
 
     /// How these fare: held is open, a dead letter has failed, the rest was applied.
     async fn republish_progress(&self, consumer: &str, ids: &[Uuid]) -> Result<ReplayProgress>;
+}
+
+/// Where a message says that it came from when a person gave it to a consumer once more.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub(crate) fn republished_origin(event: &Event) -> Origin {
+    let (topic, queue) = (event.topic().to_owned(), "republish".to_owned());
+    Origin { topic, queue, is_replayed: true, ..Origin::default() }
+}
+
+/// What the audit says of it.
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub(crate) fn republished_detail(consumer: &str, given: &[Uuid], is_again: bool, up_to: i64) -> serde_json::Value {
+    let (count, first) = (given.len(), given.first());
+    serde_json::json!({ "consumer": consumer, "count": count, "again": is_again, "first": first, "up_to": up_to })
 }
 
 #[cfg(test)]

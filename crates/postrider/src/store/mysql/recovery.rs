@@ -9,13 +9,14 @@ use uuid::Uuid;
 use super::error::db;
 use super::row::{self, event_columns};
 use super::{MysqlStore, audit, marks, retries};
-use crate::broker::Origin;
 use crate::broker::topic::Route;
 use crate::dead::ReplayProgress;
 use crate::error::Result;
 use crate::event::Event;
 use crate::inbox::Why;
-use crate::recovery::{Before, Evidence, LookBack, Mark, NewLife, Recovery, Restored};
+use crate::recovery::{
+    Before, Evidence, LookBack, Mark, NewLife, Recovery, Restored, republished_detail, republished_origin,
+};
 use crate::source::Row;
 use crate::upkeep::Upkeep as _;
 
@@ -171,20 +172,13 @@ impl Recovery for MysqlStore {
                 let forget = sqlx::query(FORGET).bind(consumer).bind(&id).bind(consumer).bind(&id);
                 forget.execute(&mut *tx).await.map_err(db)?;
             }
-            let origin = Origin {
-                topic: event.topic().to_owned(),
-                queue: "republish".to_owned(),
-                is_replayed: true,
-                ..Origin::default()
-            };
+            let origin = republished_origin(event);
             if retries::hold(&mut tx, consumer, event, &origin, Why::Behind).await? {
                 given.push(event.id());
             }
         }
         if !given.is_empty() {
-            let (count, first) = (given.len(), given[0]);
-            let detail =
-                json!({ "consumer": consumer, "count": count, "again": is_again, "first": first, "up_to": up_to });
+            let detail = republished_detail(consumer, &given, is_again, up_to);
             audit::write(&mut tx, actor, "republish", &detail).await?;
         }
         tx.commit().await.map_err(db)?;

@@ -10,13 +10,14 @@ use uuid::Uuid;
 use super::error::db;
 use super::source::columns;
 use super::{PostgresStore, audit, retries, row};
-use crate::broker::Origin;
 use crate::broker::topic::Route;
 use crate::dead::ReplayProgress;
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
 use crate::inbox::Why;
-use crate::recovery::{Before, Evidence, LookBack, Mark, NewLife, Recovery, Restored};
+use crate::recovery::{
+    Before, Evidence, LookBack, Mark, NewLife, Recovery, Restored, republished_detail, republished_origin,
+};
 use crate::source::Row;
 use crate::upkeep::Upkeep as _;
 
@@ -266,20 +267,13 @@ impl Recovery for PostgresStore {
             if is_again {
                 sqlx::query(FORGET).bind(consumer).bind(event.id()).execute(&mut *tx).await.map_err(db)?;
             }
-            let origin = Origin {
-                topic: event.topic().to_owned(),
-                queue: "republish".to_owned(),
-                is_replayed: true,
-                ..Origin::default()
-            };
+            let origin = republished_origin(event);
             if retries::hold(&mut tx, consumer, event, &origin, Why::Behind).await? {
                 given.push(event.id());
             }
         }
         if !given.is_empty() {
-            let (count, first) = (given.len(), given[0]);
-            let detail =
-                json!({ "consumer": consumer, "count": count, "again": is_again, "first": first, "up_to": up_to });
+            let detail = republished_detail(consumer, &given, is_again, up_to);
             audit::write(&mut tx, actor, "republish", &detail).await?;
         }
         tx.commit().await.map_err(db)?;

@@ -9,13 +9,14 @@ use uuid::Uuid;
 use super::dead::time;
 use super::row::{self, event_columns, text_lossy};
 use super::{SqliteStore, audit, retries};
-use crate::broker::Origin;
 use crate::broker::topic::Route;
 use crate::dead::ReplayProgress;
 use crate::error::Result;
 use crate::event::Event;
 use crate::inbox::Why;
-use crate::recovery::{Before, Evidence, LookBack, Mark, NewLife, Recovery, Restored};
+use crate::recovery::{
+    Before, Evidence, LookBack, Mark, NewLife, Recovery, Restored, republished_detail, republished_origin,
+};
 use crate::source::Row;
 use crate::upkeep::Upkeep as _;
 
@@ -163,21 +164,14 @@ impl Recovery for SqliteStore {
                 let forget = sqlx::query(FORGET).bind(consumer).bind(event.id().hyphenated().to_string());
                 forget.execute(&mut *tx).await.map_err(self.failed(DOING))?;
             }
-            let origin = Origin {
-                topic: event.topic().to_owned(),
-                queue: "republish".to_owned(),
-                is_replayed: true,
-                ..Origin::default()
-            };
+            let origin = republished_origin(event);
             let hold = retries::hold(consumer, event, event.envelope()?, &origin, Why::Behind);
             if hold.execute(&mut *tx).await.map_err(self.failed(DOING))?.rows_affected() == 1 {
                 given.push(event.id());
             }
         }
         if !given.is_empty() {
-            let (count, first) = (given.len(), given[0]);
-            let detail =
-                json!({ "consumer": consumer, "count": count, "again": is_again, "first": first, "up_to": up_to });
+            let detail = republished_detail(consumer, &given, is_again, up_to);
             audit::write(&mut tx, actor, "republish", &detail).await.map_err(self.failed(DOING))?;
         }
         tx.commit().await.map_err(self.failed(DOING))?;
