@@ -1,9 +1,10 @@
 //! A table, a broker that answers as it is told, and a relay between them.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use postrider::adopt::{Adopted, AdoptedTables, Mapping, TableName, propose};
+use postrider::adopt::{Adopted, AdoptedRow, AdoptedTables, Mapping, TableName, propose};
 use postrider::broker::Broker;
 use postrider::relay::{Backoff, BreakerSettings, RelaySettings};
 use postrider_testkit::conformance::bed::{Bed as _, PostgresBed};
@@ -112,4 +113,15 @@ impl Running {
 /// A broker that takes everything.
 pub fn taking() -> Arc<ScriptedBroker> {
     ScriptedBroker::new(|_, _| Answer::Confirm)
+}
+
+/// Both together are `count` rows, and no key is in both.
+pub fn assert_parts(mapping: &Mapping, first: &[AdoptedRow], second: &[AdoptedRow], count: usize) {
+    let ids: HashSet<&str> = first.iter().chain(second).map(|row| row.id.as_str()).collect();
+    assert_eq!((first.len() + second.len(), ids.len()), (count, count));
+    let keys = |rows: &[AdoptedRow]| {
+        rows.iter().map(|row| row.values.get(mapping.key.as_ref().expect("a key")).cloned()).collect::<HashSet<_>>()
+    };
+    let (first, second) = (keys(first), keys(second));
+    assert!(!first.is_empty() && !second.is_empty() && first.is_disjoint(&second), "{first:?} {second:?}");
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use postrider::Kind;
-use postrider::adopt::{Adopted, AdoptedTables as _, Mapping, TableName, propose};
+use postrider::adopt::{Adopted, AdoptedTables as _, Mapping, Part, TableName, propose};
 use postrider::doctor::Severity;
 use postrider_testkit::conformance::bed::{Bed as _, MysqlBed};
 use postrider_testkit::faults::{Answer, ScriptedBroker};
 use sqlx::AssertSqlSafe;
 use tokio_util::sync::CancellationToken;
 
-use crate::bed::{settings, taking};
+use crate::bed::{assert_parts, settings, taking};
 
 const SHOP: &str = include_str!("../../../../examples/shop/schema.mysql.sql");
 const CAMPUS: &str = include_str!("../../../../examples/campus/schema.mysql.sql");
@@ -205,4 +205,15 @@ async fn mistakes_are_named_and_the_index_is_proposed() {
     let findings = table.inspect().await.expect("answers");
     assert!(findings.iter().find(is_index).is_none(), "{findings:?}");
     assert!(findings.iter().all(|finding| finding.severity != Severity::Error), "{findings:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_hold_every_row_once_and_do_not_cut_a_key() {
+    let bed = Bed::new(CAMPUS).await;
+    bed.fill(1, 70).await;
+    let mapping = bed.mapping("outbox_events").await;
+    let table = bed.0.store().adopt(&mapping).await.expect("fits");
+    let first = table.lock(Part { number: 0, of: 2 }, 1000).await.expect("locks");
+    let second = table.lock(Part { number: 1, of: 2 }, 1000).await.expect("locks");
+    assert_parts(&mapping, first.rows(), second.rows(), 70);
 }

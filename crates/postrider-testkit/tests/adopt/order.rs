@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use postrider::adopt::AdoptedTables as _;
+use postrider::adopt::{AdoptedTables as _, Part};
 use postrider::{Event, Kind};
 use postrider_testkit::conformance::bed::Bed as _;
 use postrider_testkit::faults::{Answer, ScriptedBroker};
 
-use crate::bed::{Bed, CAMPUS, taking};
+use crate::bed::{Bed, CAMPUS, assert_parts, taking};
 
 fn rows(from: u32, to: u32) -> String {
     format!(
@@ -212,4 +212,16 @@ async fn a_long_key_that_another_worker_holds_stops_nothing_else() {
     bed.until("SELECT count(*) FROM outbox_events WHERE status <> 'published'", "0").await;
     relay.stop().await;
     assert_in_order(&broker.arrived(), 60);
+}
+
+/// Two that look at different parts find all rows between them, none twice, and none behind the other's.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_hold_every_row_once_and_do_not_cut_a_key() {
+    let bed = Bed::new(CAMPUS).await;
+    bed.sql(&rows(1, 70)).await;
+    let mapping = bed.mapping("outbox_events").await;
+    let table = bed.0.store().adopt(&mapping).await.expect("fits");
+    let first = table.lock(Part { number: 0, of: 2 }, 1000).await.expect("locks");
+    let second = table.lock(Part { number: 1, of: 2 }, 1000).await.expect("locks");
+    assert_parts(&mapping, first.rows(), second.rows(), 70);
 }

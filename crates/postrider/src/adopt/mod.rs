@@ -82,12 +82,26 @@ pub trait AdoptedTables: Send + Sync {
     async fn adopt(&self, mapping: &Mapping) -> Result<Box<dyn AdoptedTable>>;
 }
 
+/// A part of a table's keys, by their hash. Two that look at different parts do not find rows behind each other's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Which one, from 0 on.
+    pub number: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+impl Part {
+    /// The whole table.
+    pub const ALL: Part = Part { number: 0, of: 1 };
+}
+
 /// A table that is relayed.
 #[async_trait]
 pub trait AdoptedTable: Send + Sync {
-    /// Locks up to `limit` rows that may be published now, oldest first, without any whose key has an earlier one that
-    /// is neither published nor among them.
-    async fn lock(&self, limit: usize) -> Result<Box<dyn LockedRows>>;
+    /// Locks up to `limit` rows of the part that may be published now, oldest first, without any whose key has an earlier one
+    /// that is neither published nor among them.
+    async fn lock(&self, part: Part, limit: usize) -> Result<Box<dyn LockedRows>>;
 
     /// What its events say they come from.
     fn source(&self) -> String;

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -10,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{AdoptedRow, AdoptedTable, Mapping, Outcome};
+use super::{AdoptedRow, AdoptedTable, Mapping, Outcome, Part};
 use crate::broker::{Batching, Broker};
 use crate::error::{Error, Kind, Result, Retry};
 use crate::event::Event;
@@ -22,7 +23,8 @@ use crate::source::{Failure, ParkedState};
 use crate::task;
 use crate::trace::Publish;
 
-/// Two of them: while one waits for the broker the other waits for the database.
+/// Two of them: while one waits for the broker the other waits for the database. While much waits each has half of the keys;
+/// else the first has all, and the second sleeps.
 const WORKERS: usize = 2;
 /// A look takes so many pages: the more of them, the more keys there are to be sent at once.
 const PAGES: usize = 4;
@@ -53,7 +55,9 @@ pub struct Adopted {
     gate: Gate,
     meter: RelayMeter,
     pulses: Option<Arc<dyn Pulses>>,
-    /// Tells the second worker that there is more than one can do.
+    /// Whether the workers share the keys, because there is more than one can do.
+    is_shared: AtomicBool,
+    /// Tells the second worker so.
     more: Notify,
 }
 
@@ -68,8 +72,8 @@ impl Adopted {
         let gate = Gate::new(&mapping.name, settings.breaker);
         let source = table.source();
         let meter = RelayMeter::new(&mapping.name);
-        let more = Notify::new();
-        Self { mapping, source, table: table.into(), broker, settings, gate, meter, pulses: None, more }
+        let (is_shared, more) = (AtomicBool::new(false), Notify::new());
+        Self { mapping, source, table: table.into(), broker, settings, gate, meter, pulses: None, is_shared, more }
     }
 
     /// Tells this store that the relay lives and what it counts, as `relay/<name of the outbox>`. Without it nobody is told.
@@ -116,7 +120,7 @@ impl Adopted {
                 self.free_abandoned().await;
             }
             let began = Instant::now();
-            match self.round().await {
+            match self.round(number).await {
                 Ok(Round::Worked) => {
                     failures = 0;
                     last_work = Instant::now();
@@ -178,14 +182,23 @@ impl Adopted {
     }
 
     /// Locks rows, publishes them, marks them.
-    async fn round(&self) -> Result<Round> {
+    async fn round(&self, worker: usize) -> Result<Round> {
+        let part = match self.is_shared.load(Ordering::Relaxed) {
+            true => Part { number: worker, of: WORKERS },
+            false if worker == 0 => Part::ALL,
+            false => return Ok(Round::Idle),
+        };
         self.gate.set_blocked(self.broker.blocked());
         if self.broker.blocked().is_some() {
             return Ok(Round::Closed(Instant::now() + GATE_EVERY));
         }
         let (table, limit) = (self.table.clone(), PAGES * self.settings.page);
         // A call that is given up drops the rows when it ends, and with them their locks.
-        let locked = task::start(async move { table.lock(limit).await }).await.map_err(task::ended)??;
+        let locked = task::start(async move { table.lock(part, limit).await }).await.map_err(task::ended)??;
+        let is_full = locked.rows().len() >= limit;
+        if !is_full {
+            self.is_shared.store(false, Ordering::Relaxed);
+        }
         if locked.rows().is_empty() {
             return Ok(Round::Idle);
         }
@@ -195,13 +208,15 @@ impl Adopted {
             // Dropped: nobody should wait for rows that we hold and cannot send.
             Permit::None(until) => return Ok(Round::Closed(until.unwrap_or(Instant::now() + GATE_EVERY))),
         };
-        if locked.rows().len() >= PAGES * self.settings.page {
-            self.more.notify_one();
-        }
         let (outcomes, outage) = self.publish(locked.rows(), limit).await;
         let is_all_untouched = outcomes.iter().all(|outcome| *outcome == Outcome::Untouched);
         if !is_all_untouched {
             task::start(async move { locked.settle(&outcomes).await }).await.map_err(task::ended)??;
+        }
+        // Not before: as long as one has rows of all keys, what the other finds is behind them.
+        if is_full && part == Part::ALL {
+            self.is_shared.store(true, Ordering::Relaxed);
+            self.more.notify_one();
         }
         match outage {
             Some(wait) => Ok(Round::Closed(Instant::now() + wait)),

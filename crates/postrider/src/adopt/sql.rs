@@ -1,7 +1,7 @@
 //! The statements for an adopted table, in both dialects. Names come from the catalogue and are quoted; words are
 //! literals, so that partial indexes fit.
 
-use super::{Clock, ColumnKind, Mapping, State, TableInfo};
+use super::{Clock, ColumnKind, Mapping, Part, State, TableInfo};
 use crate::error::{Error, Kind, Result};
 use crate::upkeep::BACKLOG_COUNT_MAX;
 
@@ -291,11 +291,31 @@ impl Sql {
         self.order().iter().map(|column| format!("t.{column}")).collect::<Vec<_>>().join(", ")
     }
 
+    /// The rows of a part that may be published now. A row without a key goes by its id.
+    fn due_in(&self, part: Part) -> String {
+        let Part { number, of } = part;
+        if of <= 1 {
+            return self.due();
+        }
+        let columns = self.mapping.key.iter().chain([&self.mapping.id]).map(|column| self.name(column));
+        let hash = match self.dialect {
+            Dialect::Postgres => {
+                let texts: Vec<String> = columns.map(|column| format!("t.{column}::text")).collect();
+                format!("(hashtext(coalesce({})) & 2147483647)", texts.join(", "))
+            }
+            Dialect::Mysql => {
+                let texts: Vec<String> = columns.map(|column| format!("CAST(t.{column} AS CHAR)")).collect();
+                format!("crc32(coalesce({}))", texts.join(", "))
+            }
+        };
+        format!("{} AND {hash} % {of} = {number}", self.due())
+    }
+
     /// The ids of rows that may be published now, not locked. MySQL locks what it sorts, not what it returns, so it is
     /// asked twice. Binds: keys to leave out, and the limit.
     #[allow(dead_code)] // unused without MySQL
-    pub fn candidates(&self, without_keys: usize) -> String {
-        let (id, mut condition) = (self.text(&self.mapping.id), self.due());
+    pub fn candidates(&self, part: Part, without_keys: usize) -> String {
+        let (id, mut condition) = (self.text(&self.mapping.id), self.due_in(part));
         if let (Some(key), 1..) = (&self.mapping.key, without_keys) {
             let (key, places) = (self.name(key), vec!["?"; without_keys].join(", "));
             condition.push_str(&format!(" AND (t.{key} IS NULL OR CAST(t.{key} AS CHAR) NOT IN ({places}))"));
@@ -305,9 +325,10 @@ impl Sql {
 
     /// Locks rows: the payload, the attempts of the side table, then [`Mapping::columns_read`]. Binds: on PostgreSQL the
     /// limit and keys to leave out, on MySQL the ids of `candidates`. On PostgreSQL `candidates` is how many of the oldest
-    /// are looked at, 0 for all: what is locked is sorted whole, with its payload, and that is much when much waits.
-    pub fn lock(&self, candidates: usize) -> String {
-        let (mut condition, side) = (self.due(), self.dialect.side_table());
+    /// are looked at, 0 for all: what is locked is sorted whole, with its payload, and that is much when much waits. On MySQL
+    /// the candidates are of the part already.
+    pub fn lock(&self, part: Part, candidates: usize) -> String {
+        let (mut condition, side) = (self.due_in(part), self.dialect.side_table());
         let (table, id, order) = (&self.table, self.name(&self.mapping.id), self.order_by());
         let (mut with, mut from) = (String::new(), format!("{table} t"));
         if self.dialect == Dialect::Postgres {

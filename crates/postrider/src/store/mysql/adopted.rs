@@ -13,7 +13,7 @@ use super::error::db;
 use super::{MysqlStore, Tx};
 use crate::adopt::sql::{Bind, Dialect, Sql, Statement};
 use crate::adopt::{
-    AdoptedRow, AdoptedTable, AdoptedTables, ColumnInfo, ColumnKind, IndexInfo, LockedRows, Mapping, Outcome,
+    AdoptedRow, AdoptedTable, AdoptedTables, ColumnInfo, ColumnKind, IndexInfo, LockedRows, Mapping, Outcome, Part,
     TableInfo, TableName, check, not_marked, orderless, table_changed, unknown_word,
 };
 use crate::doctor::{Finding, Severity};
@@ -97,13 +97,13 @@ impl AdoptedTable for Table {
         self.sql.source()
     }
 
-    async fn lock(&self, limit: usize) -> Result<Box<dyn LockedRows>> {
+    async fn lock(&self, part: Part, limit: usize) -> Result<Box<dyn LockedRows>> {
         let mut tx = self.own.begin().await.map_err(changed)?;
         // When all that was found is behind rows of others, their keys are left out of the next look.
         let mut without: Vec<String> = Vec::new();
         let mut rows = Vec::new();
         for _ in 0..LOOKS_MAX {
-            let mut query = sqlx::query(AssertSqlSafe(self.sql.candidates(without.len())));
+            let mut query = sqlx::query(AssertSqlSafe(self.sql.candidates(part, without.len())));
             for key in &without {
                 query = query.bind(key);
             }
@@ -113,7 +113,7 @@ impl AdoptedTable for Table {
             if ids.is_empty() {
                 break;
             }
-            let query = sqlx::query(AssertSqlSafe(self.sql.lock(ids.len())));
+            let query = sqlx::query(AssertSqlSafe(self.sql.lock(Part::ALL, ids.len())));
             let query = bind_ids(&self.sql, query, ids.iter().map(String::as_str));
             for row in &query.fetch_all(&mut *tx).await.map_err(changed)? {
                 rows.push(read_row(&self.sql.mapping, row).map_err(changed)?);

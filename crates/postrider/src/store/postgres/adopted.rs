@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use super::PostgresStore;
 use super::error::db;
 use crate::adopt::sql::{Bind, Dialect, Sql, Statement};
 use crate::adopt::{
-    AdoptedRow, AdoptedTable, AdoptedTables, ColumnInfo, ColumnKind, IndexInfo, LockedRows, Mapping, Outcome,
+    AdoptedRow, AdoptedTable, AdoptedTables, ColumnInfo, ColumnKind, IndexInfo, LockedRows, Mapping, Outcome, Part,
     TableInfo, TableName, check, not_marked, orderless, table_changed, unknown_word,
 };
 use crate::doctor::{Finding, Severity};
@@ -80,21 +80,21 @@ impl AdoptedTables for PostgresStore {
         // Marks nothing, but says before anything is sent whether it could.
         let none: Vec<String> = Vec::new();
         sqlx::query(AssertSqlSafe(sql.publish(0))).bind(none).execute(&self.pool).await.map_err(changed)?;
-        Ok(Box::new(Table { pool: self.pool.clone(), sql, is_busy: AtomicBool::new(false) }))
+        Ok(Box::new(Table { pool: self.pool.clone(), sql, candidates: AtomicUsize::new(0) }))
     }
 }
 
 /// How often a look is repeated without the keys that others hold.
 const LOOKS_MAX: usize = 5;
 
-/// While much waits, so many times the limit are looked at: other instances hold some of the oldest.
+/// While much waits as many as the limit are looked at; where other instances hold some of them, this many times as many.
 const CANDIDATES: usize = 3;
 
 struct Table {
     pool: PgPool,
     sql: Arc<Sql>,
-    /// Whether the last look found as many rows as it might.
-    is_busy: AtomicBool,
+    /// How many of the oldest the next look is about, 0 for all: those that the last look left when it found all it might.
+    candidates: AtomicUsize,
 }
 
 #[async_trait]
@@ -103,23 +103,24 @@ impl AdoptedTable for Table {
         self.sql.source()
     }
 
-    async fn lock(&self, limit: usize) -> Result<Box<dyn LockedRows>> {
+    async fn lock(&self, part: Part, limit: usize) -> Result<Box<dyn LockedRows>> {
         let mut tx = self.pool.begin().await.map_err(changed)?;
         // When all that was found is behind rows of others, their keys are left out of the next look.
         let mut without: Vec<String> = Vec::new();
         let mut rows = Vec::new();
-        let mut candidates = if self.is_busy.load(Ordering::Relaxed) { CANDIDATES * limit } else { 0 };
+        let mut candidates = self.candidates.load(Ordering::Relaxed).min(CANDIDATES * limit);
         for _ in 0..LOOKS_MAX {
-            let found = sqlx::query(AssertSqlSafe(self.sql.lock(candidates)))
+            let found = sqlx::query(AssertSqlSafe(self.sql.lock(part, candidates)))
                 .bind(limit as i64)
                 .bind(&without)
                 .fetch_all(&mut *tx)
                 .await
                 .map_err(changed)?;
-            self.is_busy.store(found.len() == limit, Ordering::Relaxed);
+            let wider = if candidates == limit { CANDIDATES * limit } else { 0 };
+            self.candidates.store(if found.len() == limit { limit } else { wider }, Ordering::Relaxed);
             if found.is_empty() && candidates > 0 {
                 // Others hold all of them.
-                candidates = 0;
+                candidates = wider;
                 continue;
             }
             for row in &found {
