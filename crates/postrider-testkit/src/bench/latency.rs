@@ -65,13 +65,21 @@ struct Way {
     is_direct: bool,
 }
 
-fn at(times: &Histogram<u64>, quantile: f64) -> f64 {
-    times.value_at_quantile(quantile) as f64 / 1000.0
+/// The latencies of a load, in microseconds.
+struct Latencies {
+    times: Histogram<u64>,
+    /// When the slowest event was committed, in seconds since the load began: a single pause shows as one.
+    slowest_at_s: u64,
 }
 
-fn report(what: &str, times: &Histogram<u64>) -> Lines {
-    let at = |quantile| at(times, quantile);
-    let tail = format!("p99.9 {:.1} ms, max {:.1} ms", at(0.999), times.max() as f64 / 1000.0);
+fn at(latencies: &Latencies, quantile: f64) -> f64 {
+    latencies.times.value_at_quantile(quantile) as f64 / 1000.0
+}
+
+fn report(what: &str, latencies: &Latencies) -> Lines {
+    let at = |quantile| at(latencies, quantile);
+    let (max, slowest_at_s) = (latencies.times.max() as f64 / 1000.0, latencies.slowest_at_s);
+    let tail = format!("p99.9 {:.1} ms, max {max:.1} ms after {slowest_at_s} s", at(0.999));
     eprintln!("  {what}: p50 {:.2} ms, p99 {:.2} ms, {tail}", at(0.5), at(0.99));
     vec![
         Line::at_most(format!("{what}, p50"), 3.0, at(0.5), "ms"),
@@ -100,8 +108,8 @@ impl Times {
     }
 }
 
-/// Inserts `rate` events per second, and returns the latencies in microseconds.
-async fn load(bed: &Bed, way: &Way, rate: u32, connections: u32) -> Result<Histogram<u64>> {
+/// Inserts `rate` events per second.
+async fn load(bed: &Bed, way: &Way, rate: u32, connections: u32) -> Result<Latencies> {
     let queue = Queue::create(&way.vhost, EXCHANGE).await?;
     let warm_up = u64::from(rate) * WARM_UP.as_secs();
     let events = warm_up + u64::from(rate) * bed.scale.watch.as_secs();
@@ -125,13 +133,17 @@ async fn load(bed: &Bed, way: &Way, rate: u32, connections: u32) -> Result<Histo
         eprintln!("  the producers reached {:.0} % of {rate}/s", pace * 100.0);
     }
 
-    let mut histogram = Histogram::new(3)?;
+    let mut latencies = Latencies { times: Histogram::new(3)?, slowest_at_s: 0 };
     for (committed, received) in times.committed.iter().zip(&times.received).skip(usize::try_from(warm_up)?) {
         // An event may arrive before the producer has learnt that its commit is done.
-        let nanos = received.load(Ordering::Relaxed).saturating_sub(committed.load(Ordering::Relaxed));
-        histogram.record(nanos / 1000)?;
+        let committed = committed.load(Ordering::Relaxed);
+        let micros = received.load(Ordering::Relaxed).saturating_sub(committed) / 1000;
+        if micros > latencies.times.max() {
+            latencies.slowest_at_s = Duration::from_nanos(committed).as_secs();
+        }
+        latencies.times.record(micros)?;
     }
-    Ok(histogram)
+    Ok(latencies)
 }
 
 /// Takes its turns of the even pace: every `of.1`-th event, beginning with `of.0`.

@@ -117,7 +117,7 @@ impl Server {
         command.args(["--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-flush-method=nosync"]);
         server.as_our_user(&mut command)?;
         let log = File::create(server.log())?;
-        command.current_dir(&server.folder).stdout(log.try_clone()?).stderr(log);
+        command.current_dir(&server.folder).env("TMPDIR", &server.folder).stdout(log.try_clone()?).stderr(log);
         let exit = Process::spawn(&mut command)?.wait(START_DEADLINE).await?;
         if !exit.success() {
             return Err(format!("mariadb-install-db: {exit}\n{}", super::tail(&server.log())).into());
@@ -134,6 +134,8 @@ impl Server {
         command
             .arg("--no-defaults")
             .arg(format!("--datadir={}", self.data().display()))
+            // Of its own: a server that starts removes every temporary table that it finds there, also those of another.
+            .arg(format!("--tmpdir={}", self.folder.display()))
             .arg(format!("--socket={}", self.folder.join("socket").display()))
             .arg(format!("--pid-file={}", self.folder.join("pid").display()))
             .args(["--bind-address=127.0.0.1", &format!("--port={}", self.port), "--skip-name-resolve"])
