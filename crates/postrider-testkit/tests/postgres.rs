@@ -181,7 +181,9 @@ mod postgres_only {
     use postrider::broker::embedded::Embedded;
     use postrider::event::Event;
     use postrider::handler::{Consumer, ConsumerSpec, Handler, HandlerError};
+    use postrider::lease::Lease;
     use postrider::outbox::OutboxStore;
+    use postrider::source::Source;
     use postrider::store::Store;
     use postrider::upkeep::{Retention, Upkeep};
     use postrider_testkit::conformance::bed::{Bed, PostgresBed, event};
@@ -247,6 +249,56 @@ mod postgres_only {
             .expect("terminated");
         source.read(&lease, &position, 10).await.expect_err("the connection is gone");
         source.read(&lease, &position, 10).await.expect_err("no other one may stand in for it");
+    }
+
+    /// Reads until the source says whether the next commit wakes the lane. Other tests' transactions are open now and then.
+    async fn until_will_wake(source: &dyn Source, lease: &Lease, expected: bool) {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            let position = source.open(lease).await.expect("opens").position;
+            let page = source.read(lease, &position, 10).await.expect("reads");
+            if source.will_wake(&page.next).await == expected {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "not {expected} in time");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_lane_is_sure_to_be_woken_only_when_nobody_has_inserted_unseen() {
+        const INSERT: &str = "INSERT INTO postrider.outbox (topic, type, payload) VALUES ('t', 't', '1')";
+        let bed = PostgresBed::new().await;
+        let (source, lease) = (bed.source(1), bed.lease(0).await);
+        let pool = bed.store().pool();
+        // Who inserts while the lane is awake does not notify, so that a lane that falls asleep must not trust it.
+        let mut unseen = pool.begin().await.expect("begins");
+        sqlx::query(INSERT).execute(&mut *unseen).await.expect("inserted");
+        until_will_wake(&*source, &lease, false).await;
+        source.set_asleep(&lease, true).await.expect("asleep");
+        for _ in 0..20 {
+            let position = source.open(&lease).await.expect("opens").position;
+            let page = source.read(&lease, &position, 10).await.expect("reads");
+            assert!(!source.will_wake(&page.next).await, "an open transaction has inserted before");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        unseen.commit().await.expect("committed");
+        until_will_wake(&*source, &lease, true).await;
+
+        // The ring of the first listening may still be there.
+        let _ = tokio::time::timeout(Duration::from_millis(100), source.woken()).await;
+        sqlx::query(INSERT).execute(pool).await.expect("inserted");
+        tokio::time::timeout(Duration::from_secs(10), source.woken()).await.expect("the commit wakes");
+
+        // Nothing said while nobody listened is missed: listening again rings.
+        sqlx::query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()")
+            .execute(pool)
+            .await
+            .expect("terminated");
+        tokio::time::timeout(Duration::from_secs(20), source.woken()).await.expect("rings");
+        until_will_wake(&*source, &lease, true).await;
+        source.set_asleep(&lease, false).await.expect("awake");
+        until_will_wake(&*source, &lease, false).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]

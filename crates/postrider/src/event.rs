@@ -13,6 +13,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
+/// A short text of the envelope: up to 23 bytes stand in place, longer ones are shared by all who have them.
+pub use smol_str::SmolStr as Text;
+
 use crate::broker::cloudevents;
 use crate::error::{Error, Kind, Result};
 
@@ -69,18 +72,18 @@ pub trait Payload: Serialize + DeserializeOwned {
 #[derive(Clone, PartialEq)]
 pub struct Event {
     pub(crate) id: Uuid,
-    pub(crate) topic: String,
-    pub(crate) key: Option<String>,
-    pub(crate) kind: String,
+    pub(crate) topic: Text,
+    pub(crate) key: Option<Text>,
+    pub(crate) kind: Text,
     pub(crate) time: DateTime<Utc>,
-    pub(crate) source: Option<String>,
-    pub(crate) subject: Option<String>,
-    pub(crate) tenant: Option<String>,
-    pub(crate) correlation: Option<String>,
-    pub(crate) causation: Option<String>,
-    pub(crate) traceparent: Option<String>,
-    pub(crate) tracestate: Option<String>,
-    pub(crate) content_type: String,
+    pub(crate) source: Option<Text>,
+    pub(crate) subject: Option<Text>,
+    pub(crate) tenant: Option<Text>,
+    pub(crate) correlation: Option<Text>,
+    pub(crate) causation: Option<Text>,
+    pub(crate) traceparent: Option<Text>,
+    pub(crate) tracestate: Option<Text>,
+    pub(crate) content_type: Text,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) payload: Bytes,
     pub(crate) wire: Wire,
@@ -99,27 +102,27 @@ pub(crate) struct Wire {
 #[derive(Serialize, serde::Deserialize)]
 struct Envelope {
     id: Uuid,
-    topic: String,
+    topic: Text,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    key: Option<String>,
+    key: Option<Text>,
     #[serde(rename = "type")]
-    kind: String,
+    kind: Text,
     time: DateTime<Utc>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    source: Option<String>,
+    source: Option<Text>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    subject: Option<String>,
+    subject: Option<Text>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    tenant: Option<String>,
+    tenant: Option<Text>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    correlation: Option<String>,
+    correlation: Option<Text>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    causation: Option<String>,
+    causation: Option<Text>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    traceparent: Option<String>,
+    traceparent: Option<Text>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    tracestate: Option<String>,
-    content_type: String,
+    tracestate: Option<Text>,
+    content_type: Text,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     headers: BTreeMap<String, String>,
 }
@@ -232,9 +235,9 @@ impl Event {
         EventBuilder {
             event: Event {
                 id: Uuid::now_v7(),
-                topic: topic.into(),
+                topic: Text::from(topic.into()),
                 key: None,
-                kind: kind.into(),
+                kind: Text::from(kind.into()),
                 // Databases keep microseconds; what is read back must equal what was written.
                 time: Utc::now().trunc_subsecs(6),
                 source: None,
@@ -244,7 +247,7 @@ impl Event {
                 causation: None,
                 traceparent: None,
                 tracestate: None,
-                content_type: JSON.to_owned(),
+                content_type: Text::new_static(JSON),
                 headers: BTreeMap::new(),
                 payload: Bytes::new(),
                 wire: Wire::default(),
@@ -255,8 +258,8 @@ impl Event {
     /// Starts an event that follows from this one: same correlation (or this id), tenant and trace, this id as cause.
     pub fn follow(&self, topic: impl Into<String>, kind: impl Into<String>) -> EventBuilder {
         let mut builder = Event::builder(topic, kind);
-        builder.event.correlation = Some(self.correlation.clone().unwrap_or_else(|| self.id.to_string()));
-        builder.event.causation = Some(self.id.to_string());
+        builder.event.correlation = Some(self.correlation.clone().unwrap_or_else(|| self.id.to_string().into()));
+        builder.event.causation = Some(self.id.to_string().into());
         builder.event.tenant = self.tenant.clone();
         builder.event.traceparent = self.traceparent.clone();
         builder.event.tracestate = self.tracestate.clone();
@@ -471,7 +474,7 @@ macro_rules! setters {
     ($($(#[$doc:meta])* $name:ident),*) => {$(
         $(#[$doc])*
         pub fn $name(mut self, $name: impl Into<String>) -> Self {
-            self.event.$name = Some($name.into());
+            self.event.$name = Some(Text::from($name.into()));
             self
         }
     )*};
@@ -533,13 +536,13 @@ impl EventBuilder {
         let bytes = serde_json::to_vec(payload)
             .map_err(|error| Error::new(Kind::Invalid, "the payload cannot be written as JSON").with_source(error))?;
         self.event.payload = bytes.into();
-        self.event.content_type = JSON.to_owned();
+        self.event.content_type = Text::new_static(JSON);
         Ok(self)
     }
 
     /// A payload of any media type.
     pub fn payload(mut self, content_type: impl Into<String>, payload: impl Into<Bytes>) -> Self {
-        self.event.content_type = content_type.into();
+        self.event.content_type = Text::from(content_type.into());
         self.event.payload = payload.into();
         self
     }

@@ -101,13 +101,17 @@ impl Source for PlantedSource {
     async fn woken(&self) {
         self.inner.woken().await;
     }
+
+    async fn will_wake(&self, next: &Position) -> bool {
+        self.inner.will_wake(next).await
+    }
 }
 
 fn row(row: &PgRow) -> Result<Row> {
     let payload: String = row.try_get(2).map_err(db)?;
     let key: String = row.try_get(1).map_err(db)?;
     let event = postrider::Event::builder("test.created", "created").key(&key).payload("application/json", payload);
-    Ok(Row { id: row.try_get(0).map_err(db)?, key: Some(key), event: event.build() })
+    Ok(Row { id: row.try_get(0).map_err(db)?, key: Some(key.into()), event: event.build() })
 }
 
 fn db(error: sqlx::Error) -> Error {

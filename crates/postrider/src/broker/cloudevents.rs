@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::error::{Error, Kind, Result};
 use crate::event::{
     Event, HEADER_NAME_BYTES_MAX, HEADER_VALUE_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, TEXT_BYTES_MAX, TOPIC_BYTES_MAX,
-    Wire, id_of_hash,
+    Text, Wire, id_of_hash,
 };
 
 /// The version of the specification that we write.
@@ -144,6 +144,29 @@ pub fn encode<'e>(event: &'e Event, mut put: impl FnMut(Attribute, Cow<'e, str>)
     }
 }
 
+/// What the values that [`encode`] gives weigh, or a little more. Found without writing them.
+pub fn bytes_at_most(event: &Event) -> usize {
+    /// Version, id and time, when the id is a UUID.
+    const FIXED: usize = 128;
+    if event.is_raw() {
+        return 0;
+    }
+    let id = event.wire.message_id.as_ref().map_or(0, String::len);
+    let texts = [
+        &event.source,
+        &event.subject,
+        &event.tenant,
+        &event.correlation,
+        &event.causation,
+        &event.key,
+        &event.traceparent,
+        &event.tracestate,
+    ];
+    let texts: usize = texts.into_iter().flatten().map(|text| text.len()).sum();
+    let references = Attribute::HEADERS.iter().filter_map(|attribute| event.headers.get(attribute.name()));
+    FIXED + id + event.kind.len() + texts + references.map(String::len).sum::<usize>()
+}
+
 /// The producer's own headers, without those that [`encode`] gives as attributes.
 pub fn own_headers(event: &Event) -> impl Iterator<Item = (&String, &String)> {
     event.headers.iter().filter(|(name, _)| !crate::claim::is_reference_header(name))
@@ -259,7 +282,7 @@ impl Decoder {
             .with_remedy("let the producer use a shorter topic"));
         }
         let id = id_of(self.source.as_deref().unwrap_or_default(), id);
-        let topic = crate::inbox::without_nul(self.topic);
+        let topic = Text::from(crate::inbox::without_nul(self.topic));
         let kind = text(self.kind, TEXT_BYTES_MAX).unwrap_or_else(|| topic.clone());
         Ok(Event {
             id,
@@ -274,7 +297,7 @@ impl Decoder {
             causation: text(self.causation, TEXT_BYTES_MAX),
             traceparent: text(self.traceparent, TEXT_BYTES_MAX),
             tracestate: text(self.tracestate, TEXT_BYTES_MAX),
-            content_type: text(self.content_type, KEY_BYTES_MAX).unwrap_or_else(|| CONTENT_TYPE_DEFAULT.to_owned()),
+            content_type: text(self.content_type, KEY_BYTES_MAX).unwrap_or(Text::new_static(CONTENT_TYPE_DEFAULT)),
             headers: self.headers,
             payload: payload.into(),
             wire: Wire::default(),
@@ -283,8 +306,10 @@ impl Decoder {
 }
 
 /// A text that keeps the rules of [`Event::validate`], or none: a store could not hold it.
-fn text(value: Option<String>, bytes_max: usize) -> Option<String> {
-    value.filter(|value| !value.is_empty() && value.len() <= bytes_max && !value.chars().any(char::is_control))
+fn text(value: Option<String>, bytes_max: usize) -> Option<Text> {
+    let is_kept =
+        |value: &String| !value.is_empty() && value.len() <= bytes_max && !value.chars().any(char::is_control);
+    value.filter(is_kept).map(Text::from)
 }
 
 /// The UUID of a message id. One that is no UUID gives one (version 8) that is always the same for one source and id:
@@ -356,6 +381,30 @@ mod tests {
             names.push(attribute.name());
         });
         assert_eq!(names, ["specversion", "id", "source", "type", "time"]);
+    }
+
+    #[test]
+    fn attributes_weigh_at_most_what_is_said() {
+        let bytes = |event: &Event| {
+            let mut bytes = 0;
+            encode(event, |_, value| bytes += value.len());
+            bytes
+        };
+        let small = Event::builder("t", "t").payload("text/plain", "x").build().unwrap();
+        let far = DateTime::<Utc>::MAX_UTC;
+        let large = Event::builder("t", "t".repeat(200))
+            .key("k".repeat(200))
+            .source("s".repeat(900))
+            .tenant("t".repeat(900))
+            .header(Attribute::DataRef.name(), "file:///".repeat(50))
+            .time(far)
+            .payload("text/plain", "x")
+            .build()
+            .unwrap();
+        for event in [small, large] {
+            let (is, at_most) = (bytes(&event), bytes_at_most(&event));
+            assert!(is <= at_most && at_most <= is + 128, "{is} {at_most}");
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Outbox {
             Some(source) if events.iter().any(|event| event.source.is_none()) => {
                 let mut events = events.to_vec();
                 for event in &mut events {
-                    event.source.get_or_insert_with(|| source.clone());
+                    event.source.get_or_insert_with(|| source.as_str().into());
                 }
                 tx.insert(&events).await
             }

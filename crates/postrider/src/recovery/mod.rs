@@ -82,10 +82,10 @@ impl Witness {
     }
 
     /// The broker has confirmed it.
-    pub(crate) fn published(&self, id: i64, event: &Event) {
+    pub(crate) fn published(&self, id: i64, event_id: Uuid) {
         let mut seen = self.lock();
         if seen.mark.as_ref().is_none_or(|mark| mark.id < id) {
-            seen.mark = Some(Mark { life: seen.life, id, event_id: event.id(), at: Utc::now() });
+            seen.mark = Some(Mark { life: seen.life, id, event_id, at: Utc::now() });
         }
     }
 }
@@ -310,13 +310,13 @@ mod tests {
     fn a_witness_keeps_the_newest_and_forgets_earlier_lives() {
         let event = Event::builder("t", "t").json(&1).unwrap().build().unwrap();
         let witness = Witness::of(Some(mark(9)));
-        witness.published(5, &event);
+        witness.published(5, event.id());
         assert_eq!(witness.mark(), Some(mark(9)));
         witness.set_life(0);
         assert_eq!(witness.mark(), Some(mark(9)));
         witness.set_life(1);
         assert_eq!(witness.mark(), None);
-        witness.published(5, &event);
+        witness.published(5, event.id());
         assert_eq!(witness.mark().map(|mark| (mark.life, mark.id)), Some((1, 5)));
     }
 }

@@ -4,13 +4,14 @@
 //! or parked at once. A page is finished when all its items are confirmed or parked; the position may then move past
 //! it, in page order.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::broker::Batching;
 use crate::error::{Error, Result, Retry};
-use crate::event::Event;
+use crate::event::{Event, Text};
 use crate::source::{Failure, Opened, Page, Park, ParkedRow, ParkedState, Position, Row, Settlement};
 
 /// A batch must be sent within the broker's publish time-out on a slow network too.
@@ -22,7 +23,7 @@ pub(super) struct Item {
     /// The page it came with; `None` when it came from the side table.
     page: Option<u64>,
     pub id: i64,
-    key: Option<String>,
+    key: Option<Text>,
     attempts: u32,
     pub event: Arc<Event>,
 }
@@ -54,9 +55,9 @@ pub(super) struct Pipeline {
     pages: VecDeque<PageState>,
     ready: VecDeque<Item>,
     /// Keys that are ready or in flight, with what waits behind them. Not used when batches are atomic.
-    behind: HashMap<String, VecDeque<Item>>,
+    behind: HashMap<Text, VecDeque<Item>>,
     /// Keys with rows in the side table, and how many rows.
-    parked: HashMap<String, u64>,
+    parked: HashMap<Text, u64>,
     parked_keyless: u64,
     /// Counts changes of the two above.
     parked_version: u64,
@@ -95,7 +96,7 @@ impl Pipeline {
         if version != self.parked_version {
             return false;
         }
-        self.parked = opened.parked_keys.iter().cloned().collect();
+        self.parked = opened.parked_keys.iter().map(|(key, count)| (Text::from(key), *count)).collect();
         self.parked_keyless = opened.parked_keyless;
         true
     }
@@ -165,11 +166,10 @@ impl Pipeline {
 
     fn enqueue(&mut self, item: Item) {
         if let (Batching::Independent, Some(key)) = (self.batching, &item.key) {
-            if let Some(behind) = self.behind.get_mut(key) {
-                behind.push_back(item);
-                return;
-            }
-            self.behind.insert(key.clone(), VecDeque::new());
+            match self.behind.entry(key.clone()) {
+                Entry::Occupied(mut behind) => return behind.get_mut().push_back(item),
+                Entry::Vacant(place) => place.insert(VecDeque::new()),
+            };
         }
         self.ready.push_back(item);
     }
@@ -220,7 +220,7 @@ impl Pipeline {
         }
     }
 
-    fn fail(&mut self, page: Option<u64>, id: i64, key: Option<String>, attempts: u32, error: &Error) {
+    fn fail(&mut self, page: Option<u64>, id: i64, key: Option<Text>, attempts: u32, error: &Error) {
         let attempts = attempts + 1;
         let state = match error.kind().retry() {
             Retry::Later if attempts < self.policy.attempts_max => ParkedState::Retrying,
@@ -242,7 +242,7 @@ impl Pipeline {
         &mut self,
         page: Option<u64>,
         id: i64,
-        key: Option<String>,
+        key: Option<Text>,
         state: ParkedState,
         attempts: u32,
         failure: Option<Failure>,
@@ -272,14 +272,12 @@ impl Pipeline {
     }
 
     /// Lets the next event of the key follow.
-    fn advance(&mut self, key: Option<String>) {
+    fn advance(&mut self, key: Option<Text>) {
         let Some(key) = key else { return };
-        if let Some(behind) = self.behind.get_mut(&key) {
-            match behind.pop_front() {
+        if let Entry::Occupied(mut behind) = self.behind.entry(key) {
+            match behind.get_mut().pop_front() {
                 Some(next) => self.ready.push_back(next),
-                None => {
-                    self.behind.remove(&key);
-                }
+                None => drop(behind.remove()),
             }
         }
     }
@@ -332,7 +330,7 @@ mod tests {
 
     fn row(id: i64, key: &str) -> Row {
         let event = Event::builder("t", "t").key(key).payload("text/plain", "x").build();
-        Row { id, key: Some(key.to_owned()), event }
+        Row { id, key: Some(key.into()), event }
     }
 
     fn page(rows: &[(i64, &str)]) -> Page {
@@ -448,7 +446,7 @@ mod tests {
         let rows = (1..=3)
             .map(|id| {
                 let event = Event::builder("t", "t").key("k").payload("text/plain", large.clone()).build();
-                Row { id, key: Some("k".to_owned()), event }
+                Row { id, key: Some("k".into()), event }
             })
             .collect();
         pipeline.accept(Page { rows, next: Position::at_id(3), has_more: false }, |_| Ok(()));

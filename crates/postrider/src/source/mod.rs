@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::error::{Error, Result};
-use crate::event::Event;
+use crate::event::{Event, Text};
 use crate::lease::Lease;
 use crate::recovery::{LookBack, Mark};
 
@@ -43,7 +43,7 @@ pub struct Row {
     /// The row's number; rises in commit order within a key.
     pub id: i64,
     /// The key, also of a row that is no event.
-    pub key: Option<String>,
+    pub key: Option<Text>,
     /// The event, or why it is none.
     pub event: Result<Event, Error>,
 }
@@ -180,4 +180,11 @@ pub trait Source: Send + Sync {
 
     /// Returns when a commit asks for attention. May never return; cancel-safe.
     async fn woken(&self);
+
+    /// Whether every event that is committed after `next` was read will wake the lane, which has said that it sleeps. A
+    /// guess that is wrong delays an event until the next look.
+    async fn will_wake(&self, next: &Position) -> bool {
+        let _ = next;
+        false
+    }
 }

@@ -46,7 +46,7 @@ impl Open {
     fn carried_by(&self, event: &Event) -> Event {
         let mut event = event.clone();
         if let Some(Span { trace_id, id, .. }) = self.span {
-            event.traceparent = Some(Context { trace_id, parent: id, is_sampled: true }.to_string());
+            event.traceparent = Some(Context { trace_id, parent: id, is_sampled: true }.to_string().into());
         }
         event
     }

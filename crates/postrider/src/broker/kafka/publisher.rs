@@ -93,7 +93,8 @@ impl Publisher {
         }
         let mut is_late = pin!(tokio::time::sleep_until(deadline));
         let mut results = Vec::with_capacity(batch.len());
-        for (event, sent) in batch.iter().zip(sent) {
+        // From the last one on: when that is confirmed, most others are, and none of them needs to wake us.
+        for (event, sent) in batch.iter().zip(sent).rev() {
             let topic = &topics[event.topic()].0;
             let result = match sent {
                 Ok(confirm) => self.confirmed(confirm, topic, is_late.as_mut()).await,
@@ -104,6 +105,7 @@ impl Publisher {
                 result => result,
             });
         }
+        results.reverse();
         if results.iter().any(Result::is_ok) {
             self.refusal().is_over();
         }

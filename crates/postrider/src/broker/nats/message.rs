@@ -84,6 +84,27 @@ pub(super) fn topic_of<'s>(prefix: &str, subject: &'s str) -> &'s str {
     }
 }
 
+/// The header of an attribute.
+fn nats_name(attribute: Attribute) -> &'static str {
+    match attribute {
+        Attribute::SpecVersion => "ce-specversion",
+        Attribute::Id => "ce-id",
+        Attribute::Source => "ce-source",
+        Attribute::Type => "ce-type",
+        Attribute::Time => "ce-time",
+        Attribute::Subject => "ce-subject",
+        Attribute::Tenant => "ce-tenant",
+        Attribute::Correlation => "ce-correlationid",
+        Attribute::Causation => "ce-causationid",
+        Attribute::Key => "ce-partitionkey",
+        Attribute::TraceParent => "ce-traceparent",
+        Attribute::TraceState => "ce-tracestate",
+        Attribute::DataRef => "ce-dataref",
+        Attribute::DataSize => "ce-datasize",
+        Attribute::DataHash => "ce-datahash",
+    }
+}
+
 /// The headers of an event.
 pub(super) fn headers(event: &Event) -> HeaderMap {
     let mut headers = HeaderMap::new();
@@ -92,7 +113,9 @@ pub(super) fn headers(event: &Event) -> HeaderMap {
         put(&mut headers, name, value);
     }
     cloudevents::encode(event, |attribute, value| {
-        put(&mut headers, &format!("{ATTRIBUTE}{}", attribute.name()), &escape(&value));
+        if let Ok(value) = HeaderValue::from_str(&escape(&value)) {
+            headers.insert(HeaderName::from_static(nats_name(attribute)), value);
+        }
     });
     if event.is_raw() {
         put(&mut headers, MESSAGE_ID, &event.message_id());
@@ -188,20 +211,20 @@ fn raw(headers: &HeaderMap, payload: Bytes) -> RawMessage {
     RawMessage { headers: texts, payload }
 }
 
-/// What headers weigh on the wire.
 /// More than the message can weigh, found without building it.
 fn bytes_at_most(event: &Event) -> usize {
     /// Names of attributes, the id twice, version, time, shard.
     const REST: usize = 2048;
-    let mut bytes = REST + event.payload().len() + event.content_type().len();
     // A byte becomes three at most; the source stands in two headers.
-    cloudevents::encode(event, |_, value| bytes += 6 * value.len());
+    let attributes = 6 * cloudevents::bytes_at_most(event);
+    let mut bytes = REST + attributes + event.payload().len() + event.content_type().len();
     for (name, value) in event.headers() {
         bytes += name.len() + 3 * value.len() + 8;
     }
     bytes
 }
 
+/// What headers weigh on the wire.
 fn wire_bytes(headers: &HeaderMap) -> usize {
     let lines = headers.iter().flat_map(|(name, values)| values.iter().map(move |value| (name, value)));
     let lines: usize = lines.map(|(name, value)| AsRef::<str>::as_ref(name).len() + value.as_str().len() + 4).sum();

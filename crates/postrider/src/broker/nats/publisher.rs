@@ -55,7 +55,8 @@ impl Publisher {
             });
         }
         let mut results = Vec::with_capacity(batch.len());
-        for (event, answer) in batch.iter().zip(answers) {
+        // From the last one on: when that is answered, the others are, and none of them needs to wake us.
+        for (event, answer) in batch.iter().zip(answers).rev() {
             let answer = match answer {
                 Ok(answer) => tokio::select! {
                     biased;
@@ -72,6 +73,7 @@ impl Publisher {
             };
             results.push(self.answered(&live, event, answer, deadline).await);
         }
+        results.reverse();
         Ok(results)
     }
 

@@ -10,7 +10,7 @@ use sqlx::{Decode, Row as _, Type};
 use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::event::{Event, Wire};
+use crate::event::{Event, Text, Wire};
 use crate::source::Row;
 
 /// The columns of an event, as a literal for `concat!`.
@@ -64,19 +64,19 @@ pub(super) fn bind<'q>(query: Query<'q, MySql, MySqlArguments>, event: &Event) -
     let text = std::str::from_utf8(&event.payload).ok().filter(|text| event.is_json() && depth(text) <= JSON_DEPTH_MAX);
     query
         .bind(event.id.hyphenated().to_string())
-        .bind(event.topic.clone())
-        .bind(event.key.clone())
-        .bind(event.kind.clone())
+        .bind(event.topic.to_string())
+        .bind(event.key.as_deref().map(str::to_owned))
+        .bind(event.kind.to_string())
         .bind(text.map(str::to_owned))
         .bind(text.is_none().then(|| event.payload.to_vec()))
-        .bind(event.content_type.clone())
-        .bind(event.source.clone())
-        .bind(event.subject.clone())
-        .bind(event.tenant.clone())
-        .bind(event.correlation.clone())
-        .bind(event.causation.clone())
-        .bind(event.traceparent.clone())
-        .bind(event.tracestate.clone())
+        .bind(event.content_type.to_string())
+        .bind(event.source.as_deref().map(str::to_owned))
+        .bind(event.subject.as_deref().map(str::to_owned))
+        .bind(event.tenant.as_deref().map(str::to_owned))
+        .bind(event.correlation.as_deref().map(str::to_owned))
+        .bind(event.causation.as_deref().map(str::to_owned))
+        .bind(event.traceparent.as_deref().map(str::to_owned))
+        .bind(event.tracestate.as_deref().map(str::to_owned))
         .bind(headers)
         .bind(event.time.naive_utc())
 }
@@ -101,7 +101,8 @@ fn depth(json: &str) -> usize {
 
 /// Reads `id, <event columns>, …`. A row that is no event is still a row.
 pub(super) fn read_row(row: &MySqlRow) -> Result<Row, sqlx::Error> {
-    Ok(Row { id: row.try_get(0)?, key: row.try_get(KEY)?, event: read_event(row) })
+    let key: Option<&str> = row.try_get(KEY)?;
+    Ok(Row { id: row.try_get(0)?, key: key.map(Text::from), event: read_event(row) })
 }
 
 /// Reads the event of `id, <event columns>, …`.
@@ -110,21 +111,21 @@ pub(super) fn read_event(row: &MySqlRow) -> Result<Event> {
     let id: &str = values.take("event_id")?;
     Ok(Event {
         id: Uuid::try_parse(id).map_err(|_| values.unreadable("event_id"))?,
-        topic: values.take("topic")?,
-        key: values.take("key")?,
-        kind: values.take("type")?,
+        topic: values.text("topic")?,
+        key: values.optional_text("key")?,
+        kind: values.text("type")?,
         payload: match (values.take::<Option<String>>("payload")?, values.take::<Option<Vec<u8>>>("payload_bytes")?) {
             (Some(text), _) => Bytes::from(text),
             (None, bytes) => Bytes::from(bytes.unwrap_or_default()),
         },
-        content_type: values.take("content_type")?,
-        source: values.take("source")?,
-        subject: values.take("subject")?,
-        tenant: values.take("tenant")?,
-        correlation: values.take("correlation")?,
-        causation: values.take("causation")?,
-        traceparent: values.take("traceparent")?,
-        tracestate: values.take("tracestate")?,
+        content_type: values.text("content_type")?,
+        source: values.optional_text("source")?,
+        subject: values.optional_text("subject")?,
+        tenant: values.optional_text("tenant")?,
+        correlation: values.optional_text("correlation")?,
+        causation: values.optional_text("causation")?,
+        traceparent: values.optional_text("traceparent")?,
+        tracestate: values.optional_text("tracestate")?,
         headers: match values.take::<Option<String>>("headers")? {
             Some(text) => headers(&text).ok_or_else(|| values.unreadable("headers"))?,
             None => BTreeMap::new(),
@@ -157,6 +158,14 @@ impl<'r> Values<'r> {
         let index = self.next;
         self.next += 1;
         self.row.try_get(index).map_err(|_| self.unreadable(name))
+    }
+
+    fn text(&mut self, name: &str) -> Result<Text> {
+        Ok(Text::from(self.take::<&str>(name)?))
+    }
+
+    fn optional_text(&mut self, name: &str) -> Result<Option<Text>> {
+        Ok(self.take::<Option<&str>>(name)?.map(Text::from))
     }
 
     fn unreadable(&self, name: &str) -> Error {

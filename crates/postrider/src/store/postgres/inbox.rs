@@ -35,8 +35,8 @@ impl Inbox for PostgresStore {
         )
         .bind(consumer)
         .bind(event.id)
-        .bind(&event.topic)
-        .bind(&event.key)
+        .bind(event.topic.as_str())
+        .bind(event.key.as_deref())
         .bind(event.fingerprint())
         .execute(&mut **tx)
         .await
@@ -105,7 +105,7 @@ impl Inbox for PostgresStore {
         )
         .bind(consumer)
         .bind(event.id)
-        .bind(&event.key)
+        .bind(event.key.as_deref())
         .fetch_one(&self.pool)
         .await
         .map_err(db)?;

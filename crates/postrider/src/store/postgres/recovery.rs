@@ -3,13 +3,12 @@
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde_json::json;
-use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
 use super::error::db;
-use super::source::columns;
-use super::{PostgresStore, audit, retries, row};
+use super::source::{columns, log_row};
+use super::{PostgresStore, audit, retries};
 use crate::broker::topic::Route;
 use crate::dead::ReplayProgress;
 use crate::error::{Error, Kind, Result};
@@ -235,11 +234,7 @@ impl Recovery for PostgresStore {
             .fetch_all(&self.own)
             .await
             .map_err(db)?;
-        let read = |row: &PgRow| -> Result<Row> {
-            let key = row.try_get(4).unwrap_or_default();
-            Ok(Row { id: row.try_get(1).map_err(db)?, key, event: row::event(row, 2) })
-        };
-        rows.iter().map(read).collect()
+        rows.iter().map(log_row).collect()
     }
 
     async fn knows_consumer(&self, consumer: &str) -> Result<bool> {

@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::event::{Event, Wire};
+use crate::event::{Event, Text, Wire};
 
 /// Reads the event whose columns begin at `first`: event_id, topic, key, type, payload as text, payload_bytes,
 /// content_type, source, subject, tenant, correlation, causation, traceparent, tracestate, headers, created_at.
@@ -32,22 +32,30 @@ fn read(row: &PgRow, first: usize, payload: Bytes) -> sqlx::Result<Result<Event>
     };
     Ok(Ok(Event {
         id: row.try_get::<Uuid, _>(first)?,
-        topic: row.try_get(first + 1)?,
-        key: row.try_get(first + 2)?,
-        kind: row.try_get(first + 3)?,
+        topic: text(row, first + 1)?,
+        key: optional_text(row, first + 2)?,
+        kind: text(row, first + 3)?,
         payload,
-        content_type: row.try_get(first + 6)?,
-        source: row.try_get(first + 7)?,
-        subject: row.try_get(first + 8)?,
-        tenant: row.try_get(first + 9)?,
-        correlation: row.try_get(first + 10)?,
-        causation: row.try_get(first + 11)?,
-        traceparent: row.try_get(first + 12)?,
-        tracestate: row.try_get(first + 13)?,
+        content_type: text(row, first + 6)?,
+        source: optional_text(row, first + 7)?,
+        subject: optional_text(row, first + 8)?,
+        tenant: optional_text(row, first + 9)?,
+        correlation: optional_text(row, first + 10)?,
+        causation: optional_text(row, first + 11)?,
+        traceparent: optional_text(row, first + 12)?,
+        tracestate: optional_text(row, first + 13)?,
         headers,
         time: row.try_get::<DateTime<Utc>, _>(first + 15)?,
         wire: Wire::default(),
     }))
+}
+
+fn text(row: &PgRow, index: usize) -> sqlx::Result<Text> {
+    row.try_get::<&str, _>(index).map(Text::from)
+}
+
+pub(super) fn optional_text(row: &PgRow, index: usize) -> sqlx::Result<Option<Text>> {
+    Ok(row.try_get::<Option<&str>, _>(index)?.map(Text::from))
 }
 
 /// A plain INSERT may have put anything into the column; only strings can be sent.

@@ -436,7 +436,7 @@ impl Source for LogSource {
             .await
             .map_err(db)?;
         let mut due = Vec::with_capacity(rows.len());
-        let mut stopped_keys: Vec<String> = Vec::new();
+        let mut stopped_keys = Vec::new();
         for row in &rows {
             let parked = log_row(row)?;
             let is_head: bool = row.try_get(19).map_err(db)?;
@@ -469,6 +469,11 @@ impl Source for LogSource {
 
     async fn woken(&self) {
         self.wake.woken().await;
+    }
+
+    async fn will_wake(&self, next: &Position) -> bool {
+        // A transaction that was open may have inserted before the lane slept; whoever inserts later notifies.
+        has_no_open(&next.done) && self.wake.is_sure().await
     }
 }
 
@@ -518,10 +523,15 @@ pub(super) async fn read(
     Ok(Page { rows: page_rows, next, has_more })
 }
 
-fn log_row(row: &PgRow) -> Result<Row> {
+pub(super) fn log_row(row: &PgRow) -> Result<Row> {
     // A key that is not text makes the row no event; it must be parked, not stop the lane.
-    let key = row.try_get(4).unwrap_or_default();
+    let key = row::optional_text(row, 4).unwrap_or_default();
     Ok(Row { id: row.try_get(1).map_err(db)?, key, event: row::event(row, 2) })
+}
+
+/// Whether no transaction was under way at the snapshot (`xmin:xmax:xip,…`).
+fn has_no_open(snapshot: &str) -> bool {
+    snapshot.split(':').nth(2).is_some_and(str::is_empty)
 }
 
 /// A position that the database has not reached yet comes from another life of it: restored from a dump, or failed over to

@@ -2,6 +2,7 @@
 //!
 //! Everything here only saves time. Whatever fails, polling finds the events.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::PgPool;
@@ -30,6 +31,7 @@ pub(super) struct Wake {
 struct Channels {
     outbox: Notify,
     queue: Notify,
+    is_listening: AtomicBool,
 }
 
 #[derive(Default)]
@@ -83,6 +85,11 @@ impl Wake {
         }
     }
 
+    /// Whether producers see that someone sleeps, and their notifications are heard.
+    pub async fn is_sure(&self) -> bool {
+        self.notify.is_listening.load(Ordering::SeqCst) && self.state.lock().await.is_locked
+    }
+
     pub async fn woken(&self) {
         self.notify.outbox.notified().await;
     }
@@ -113,18 +120,30 @@ async fn listen(pool: PgPool, notify: std::sync::Arc<Channels>) {
             Ok(()) => return,
             Err(error) => tracing::debug!(error = %super::error::classify(&error), "listening again"),
         }
+        notify.is_listening.store(false, Ordering::SeqCst);
         tokio::time::sleep(LISTEN_AGAIN).await;
     }
 }
 
 async fn listen_once(pool: &PgPool, notify: &Channels) -> sqlx::Result<()> {
     let mut listener = PgListener::connect_with(pool).await?;
+    // By itself it would connect again and say nothing of what it missed.
+    listener.eager_reconnect(false);
     listener.listen_all([OUTBOX, QUEUE]).await?;
+    notify.is_listening.store(true, Ordering::SeqCst);
+    // Nobody heard what was said before.
+    ring(&notify.outbox);
+    ring(&notify.queue);
     loop {
-        let notification = listener.recv().await?;
-        // Wakes all that wait now, and leaves one permit for one that is just about to.
-        let channel = if notification.channel() == QUEUE { &notify.queue } else { &notify.outbox };
-        channel.notify_waiters();
-        channel.notify_one();
+        let Some(notification) = listener.try_recv().await? else {
+            return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionAborted.into()));
+        };
+        ring(if notification.channel() == QUEUE { &notify.queue } else { &notify.outbox });
     }
+}
+
+/// Wakes all that wait now, and leaves one permit for one that is just about to.
+fn ring(channel: &Notify) {
+    channel.notify_waiters();
+    channel.notify_one();
 }

@@ -10,7 +10,7 @@ use sqlx::{Decode, Row as _, Type};
 use uuid::Uuid;
 
 use crate::error::{Error, Kind, Result};
-use crate::event::{Event, Wire};
+use crate::event::{Event, Text, Wire};
 use crate::source::Row;
 
 /// The columns of an event, as a literal for `concat!`.
@@ -47,17 +47,17 @@ pub(super) fn bind<'q>(query: Query<'q, Sqlite, SqliteArguments>, event: &Event)
     let headers = (!event.headers.is_empty()).then(|| serde_json::to_string(&event.headers).unwrap_or_default());
     let query = query
         .bind(event.id.hyphenated().to_string())
-        .bind(event.topic.clone())
-        .bind(event.key.clone())
-        .bind(event.kind.clone())
-        .bind(event.content_type.clone())
-        .bind(event.source.clone())
-        .bind(event.subject.clone())
-        .bind(event.tenant.clone())
-        .bind(event.correlation.clone())
-        .bind(event.causation.clone())
-        .bind(event.traceparent.clone())
-        .bind(event.tracestate.clone())
+        .bind(event.topic.to_string())
+        .bind(event.key.as_deref().map(str::to_owned))
+        .bind(event.kind.to_string())
+        .bind(event.content_type.to_string())
+        .bind(event.source.as_deref().map(str::to_owned))
+        .bind(event.subject.as_deref().map(str::to_owned))
+        .bind(event.tenant.as_deref().map(str::to_owned))
+        .bind(event.correlation.as_deref().map(str::to_owned))
+        .bind(event.causation.as_deref().map(str::to_owned))
+        .bind(event.traceparent.as_deref().map(str::to_owned))
+        .bind(event.tracestate.as_deref().map(str::to_owned))
         .bind(headers)
         .bind(event.time.to_rfc3339_opts(SecondsFormat::Micros, true));
     match std::str::from_utf8(&event.payload) {
@@ -70,7 +70,7 @@ pub(super) fn bind<'q>(query: Query<'q, Sqlite, SqliteArguments>, event: &Event)
 /// Reads `id, <event columns>, …`. A row that is no event is still a row.
 pub(super) fn read_row(row: &SqliteRow) -> Result<Row, sqlx::Error> {
     let id: i64 = row.try_get(0)?;
-    Ok(Row { id, key: text_lossy(row, KEY)?, event: read_event(row) })
+    Ok(Row { id, key: text_lossy(row, KEY)?.map(Text::from), event: read_event(row) })
 }
 
 /// A text that plain SQL may have filled with something other than UTF-8. Keys are read like this: also the events of
@@ -85,17 +85,17 @@ pub(super) fn read_event(row: &SqliteRow) -> Result<Event> {
     let mut values = Values { row, next: 1 };
     Ok(Event {
         id: values.parsed("event_id", |text| Uuid::try_parse(text).ok())?,
-        topic: values.take("topic")?,
-        key: values.take("key")?,
-        kind: values.take("type")?,
-        content_type: values.take("content_type")?,
-        source: values.take("source")?,
-        subject: values.take("subject")?,
-        tenant: values.take("tenant")?,
-        correlation: values.take("correlation")?,
-        causation: values.take("causation")?,
-        traceparent: values.take("traceparent")?,
-        tracestate: values.take("tracestate")?,
+        topic: values.text("topic")?,
+        key: values.optional_text("key")?,
+        kind: values.text("type")?,
+        content_type: values.text("content_type")?,
+        source: values.optional_text("source")?,
+        subject: values.optional_text("subject")?,
+        tenant: values.optional_text("tenant")?,
+        correlation: values.optional_text("correlation")?,
+        causation: values.optional_text("causation")?,
+        traceparent: values.optional_text("traceparent")?,
+        tracestate: values.optional_text("tracestate")?,
         headers: match values.take::<Option<String>>("headers")? {
             Some(text) => headers(&text).ok_or_else(|| values.unreadable("headers"))?,
             None => BTreeMap::new(),
@@ -138,6 +138,14 @@ impl<'r> Values<'r> {
     fn parsed<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T> {
         let text: &str = self.take(name)?;
         parse(text).ok_or_else(|| self.unreadable(name))
+    }
+
+    fn text(&mut self, name: &str) -> Result<Text> {
+        Ok(Text::from(self.take::<&str>(name)?))
+    }
+
+    fn optional_text(&mut self, name: &str) -> Result<Option<Text>> {
+        Ok(self.take::<Option<&str>>(name)?.map(Text::from))
     }
 
     fn unreadable(&self, name: &str) -> Error {
