@@ -135,6 +135,8 @@ impl Adopted {
                 Ok(Round::Closed(until)) => sleep_until(until, &stop).await,
                 Err(error) => {
                     failures += 1;
+                    // The other one need not wait for this half.
+                    self.is_shared.store(false, Ordering::Relaxed);
                     self.tell(failures, &error);
                     // What was published and cannot be marked would be published again at each try.
                     let waits = if error.kind() == Kind::Unavailable { OUTAGE } else { MISTAKE };
