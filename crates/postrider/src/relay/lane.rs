@@ -219,7 +219,7 @@ impl<'a> Run<'a> {
     /// Starts whatever can be started, and says when to look again if nothing happens before.
     fn start_work(&mut self, is_stopping: bool) -> Instant {
         let now = Instant::now();
-        let mut timer = now + self.lane.settings.poll;
+        let mut timer = now + self.longest_wait();
         timer = timer.min(self.start_batches(now));
         timer = timer.min(self.start_settling(now));
         if !is_stopping {
@@ -257,7 +257,7 @@ impl<'a> Run<'a> {
                 (began, batch, results)
             });
         }
-        now + self.lane.settings.poll
+        now + self.longest_wait()
     }
 
     fn batch_size(&self) -> usize {
@@ -329,7 +329,7 @@ impl<'a> Run<'a> {
         }
         match self.settling.is_none() && self.pipeline.has_finished_page() {
             true => self.last_settle + SETTLE_EVERY,
-            false => now + self.lane.settings.poll,
+            false => now + self.longest_wait(),
         }
     }
 
@@ -369,7 +369,7 @@ impl<'a> Run<'a> {
 
     fn start_reading(&mut self, now: Instant) -> Instant {
         if self.reading.is_some() || self.pipeline.open() >= READ_AHEAD_PAGES * self.lane.settings.page {
-            return now + self.lane.settings.poll;
+            return now + self.longest_wait();
         }
         if now < self.next_poll {
             return self.next_poll;
@@ -390,14 +390,17 @@ impl<'a> Run<'a> {
             let will_wake = page.rows.is_empty() && source.will_wake(&page.next).await;
             Ok((page, will_wake))
         }));
-        now + self.lane.settings.poll
+        now + self.longest_wait()
+    }
+
+    fn longest_wait(&self) -> Duration {
+        self.lane.settings.poll * if self.will_wake { REST } else { 1 }
     }
 
     /// The longer there was no work, the longer the wait: an event whose transaction was open for a while is found
     /// after at most a third of that while.
     fn poll_wait(&self, now: Instant) -> Duration {
-        let longest = self.lane.settings.poll * if self.will_wake { REST } else { 1 };
-        (now.saturating_duration_since(self.last_work) / 3).clamp(POLL_MIN, longest)
+        (now.saturating_duration_since(self.last_work) / 3).clamp(POLL_MIN, self.longest_wait())
     }
 
     fn read(&mut self, (page, will_wake): Read) {
