@@ -257,7 +257,7 @@ mod postgres_only {
         loop {
             let position = source.open(lease).await.expect("opens").position;
             let page = source.read(lease, &position, 10).await.expect("reads");
-            if source.will_wake(&page.next).await == expected {
+            if source.will_wake(lease, &page.next).await == expected {
                 return;
             }
             assert!(tokio::time::Instant::now() < deadline, "not {expected} in time");
@@ -279,7 +279,7 @@ mod postgres_only {
         for _ in 0..20 {
             let position = source.open(&lease).await.expect("opens").position;
             let page = source.read(&lease, &position, 10).await.expect("reads");
-            assert!(!source.will_wake(&page.next).await, "an open transaction has inserted before");
+            assert!(!source.will_wake(&lease, &page.next).await, "an open transaction has inserted before");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         unseen.commit().await.expect("committed");

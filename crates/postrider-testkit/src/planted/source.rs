@@ -102,8 +102,8 @@ impl Source for PlantedSource {
         self.inner.woken().await;
     }
 
-    async fn will_wake(&self, next: &Position) -> bool {
-        self.inner.will_wake(next).await
+    async fn will_wake(&self, lease: &Lease, next: &Position) -> bool {
+        self.inner.will_wake(lease, next).await
     }
 }
 

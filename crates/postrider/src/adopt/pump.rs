@@ -29,7 +29,7 @@ const WORKERS: usize = 2;
 /// A look takes so many pages: the more of them, the more keys there are to be sent at once.
 const PAGES: usize = 4;
 /// A second worker that found nothing it may take waits this many times as long as its look took: where there are few keys,
-/// the first has them all.
+/// the first may have them all.
 const VAIN_WAITS: u32 = 20;
 /// The shortest wait between two looks at a table without work.
 const POLL_MIN: Duration = Duration::from_millis(5);
@@ -57,7 +57,9 @@ pub struct Adopted {
     pulses: Option<Arc<dyn Pulses>>,
     /// Whether the workers share the keys, because there is more than one can do.
     is_shared: AtomicBool,
-    /// Tells the second worker so.
+    /// Whether the second worker waits to be told so.
+    is_second_free: AtomicBool,
+    /// Tells it.
     more: Notify,
 }
 
@@ -72,8 +74,19 @@ impl Adopted {
         let gate = Gate::new(&mapping.name, settings.breaker);
         let source = table.source();
         let meter = RelayMeter::new(&mapping.name);
-        let (is_shared, more) = (AtomicBool::new(false), Notify::new());
-        Self { mapping, source, table: table.into(), broker, settings, gate, meter, pulses: None, is_shared, more }
+        Self {
+            mapping,
+            source,
+            table: table.into(),
+            broker,
+            settings,
+            gate,
+            meter,
+            pulses: None,
+            is_shared: AtomicBool::new(false),
+            is_second_free: AtomicBool::new(false),
+            more: Notify::new(),
+        }
     }
 
     /// Tells this store that the relay lives and what it counts, as `relay/<name of the outbox>`. Without it nobody is told.
@@ -135,8 +148,10 @@ impl Adopted {
                 Ok(Round::Closed(until)) => sleep_until(until, &stop).await,
                 Err(error) => {
                     failures += 1;
-                    // The other one need not wait for this half.
-                    self.is_shared.store(false, Ordering::Relaxed);
+                    // The first one need not leave half of the keys to one that does nothing.
+                    if number > 0 {
+                        self.is_shared.store(false, Ordering::Relaxed);
+                    }
                     self.tell(failures, &error);
                     // What was published and cannot be marked would be published again at each try.
                     let waits = if error.kind() == Kind::Unavailable { OUTAGE } else { MISTAKE };
@@ -148,6 +163,9 @@ impl Adopted {
 
     async fn idle(&self, number: usize, last_work: Instant, stop: &CancellationToken) {
         let wait = (last_work.elapsed() / 2).clamp(POLL_MIN, self.settings.poll);
+        if number > 0 {
+            self.is_second_free.store(true, Ordering::Relaxed);
+        }
         tokio::select! {
             () = stop.cancelled() => {}
             () = tokio::time::sleep(wait), if number == 0 => {}
@@ -197,8 +215,9 @@ impl Adopted {
         let (table, limit) = (self.table.clone(), PAGES * self.settings.page);
         // A call that is given up drops the rows when it ends, and with them their locks.
         let locked = task::start(async move { table.lock(part, limit).await }).await.map_err(task::ended)??;
-        let is_full = locked.rows().len() >= limit;
-        if !is_full {
+        // Some that were found may be behind rows of others.
+        let is_much = locked.rows().len() >= limit / 2;
+        if !is_much {
             self.is_shared.store(false, Ordering::Relaxed);
         }
         if locked.rows().is_empty() {
@@ -216,7 +235,7 @@ impl Adopted {
             task::start(async move { locked.settle(&outcomes).await }).await.map_err(task::ended)??;
         }
         // Not before: as long as one has rows of all keys, what the other finds is behind them.
-        if is_full && part == Part::ALL {
+        if is_much && part == Part::ALL && self.is_second_free.swap(false, Ordering::Relaxed) {
             self.is_shared.store(true, Ordering::Relaxed);
             self.more.notify_one();
         }

@@ -297,16 +297,18 @@ impl Sql {
         if of <= 1 {
             return self.due();
         }
-        let columns = self.mapping.key.iter().chain([&self.mapping.id]).map(|column| self.name(column));
+        let text = |column: &String| match self.dialect {
+            // Two columns may have collations that cannot be compared.
+            Dialect::Postgres => format!("t.{}::text COLLATE \"C\"", self.name(column)),
+            Dialect::Mysql => format!("CAST(t.{} AS CHAR)", self.name(column)),
+        };
+        let id = text(&self.mapping.id);
+        // An empty text is no key.
+        let key =
+            self.mapping.key.as_ref().map_or(id.clone(), |key| format!("coalesce(nullif({}, ''), {id})", text(key)));
         let hash = match self.dialect {
-            Dialect::Postgres => {
-                let texts: Vec<String> = columns.map(|column| format!("t.{column}::text")).collect();
-                format!("(hashtext(coalesce({})) & 2147483647)", texts.join(", "))
-            }
-            Dialect::Mysql => {
-                let texts: Vec<String> = columns.map(|column| format!("CAST(t.{column} AS CHAR)")).collect();
-                format!("crc32(coalesce({}))", texts.join(", "))
-            }
+            Dialect::Postgres => format!("(hashtext({key}) & 2147483647)"),
+            Dialect::Mysql => format!("crc32({key})"),
         };
         format!("{} AND {hash} % {of} = {number}", self.due())
     }

@@ -387,7 +387,7 @@ impl<'a> Run<'a> {
                 source.set_asleep(&lease, is_asleep).await?;
             }
             let page = source.read(&lease, &cursor, limit).await?;
-            let will_wake = page.rows.is_empty() && source.will_wake(&page.next).await;
+            let will_wake = page.rows.is_empty() && source.will_wake(&lease, &page.next).await;
             Ok((page, will_wake))
         }));
         now + self.longest_wait()

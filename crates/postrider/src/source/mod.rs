@@ -181,10 +181,10 @@ pub trait Source: Send + Sync {
     /// Returns when a commit asks for attention. May never return; cancel-safe.
     async fn woken(&self);
 
-    /// Whether every event that is committed after `next` was read will wake the lane, which has said that it sleeps. A
-    /// guess that is wrong delays an event until the next look.
-    async fn will_wake(&self, next: &Position) -> bool {
-        let _ = next;
+    /// Whether every event that is committed after the last read, which gave `next`, will wake the lane. A guess that is wrong
+    /// delays an event until the next look.
+    async fn will_wake(&self, lease: &Lease, next: &Position) -> bool {
+        let _ = (lease, next);
         false
     }
 }

@@ -117,7 +117,10 @@ impl AdoptedTable for Table {
                 .await
                 .map_err(changed)?;
             let wider = if candidates == limit { CANDIDATES * limit } else { 0 };
-            self.candidates.store(if found.len() == limit { limit } else { wider }, Ordering::Relaxed);
+            // A part without rows says nothing about the other.
+            if part == Part::ALL || !found.is_empty() {
+                self.candidates.store(if found.len() == limit { limit } else { wider }, Ordering::Relaxed);
+            }
             if found.is_empty() && candidates > 0 {
                 // Others hold all of them.
                 candidates = wider;

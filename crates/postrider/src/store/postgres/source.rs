@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use sqlx::pool::PoolConnection;
@@ -118,6 +119,8 @@ struct OpenLane {
     epoch: i64,
     reader: Mutex<PoolConnection<Postgres>>,
     settler: Mutex<PoolConnection<Postgres>>,
+    /// [`Wake::rings`] before the last look.
+    rings: AtomicU64,
 }
 
 impl LogSource {
@@ -393,7 +396,8 @@ impl Source for LogSource {
         let mut open = self.open.lock().await;
         // A lane that is opened once more, to look at what is parked, keeps its connections.
         if open.get(&lease.slot).is_none_or(|lane| lane.epoch != lease.epoch) {
-            let lane = OpenLane { epoch: lease.epoch, reader: Mutex::new(reader), settler: Mutex::new(settler) };
+            let (reader, settler) = (Mutex::new(reader), Mutex::new(settler));
+            let lane = OpenLane { epoch: lease.epoch, reader, settler, rings: AtomicU64::default() };
             open.insert(lease.slot, Arc::new(lane));
         }
         drop(open);
@@ -415,6 +419,7 @@ impl Source for LogSource {
 
     async fn read(&self, lease: &Lease, from: &Position, limit: usize) -> Result<Page> {
         let lane = self.open_lane(lease).await?;
+        lane.rings.store(self.wake.rings(), Ordering::SeqCst);
         let result = read(&mut *lane.reader.lock().await, &self.filter(lease), from, limit).await;
         self.checked(lease, result).await
     }
@@ -471,9 +476,10 @@ impl Source for LogSource {
         self.wake.woken().await;
     }
 
-    async fn will_wake(&self, next: &Position) -> bool {
+    async fn will_wake(&self, lease: &Lease, next: &Position) -> bool {
+        let Ok(lane) = self.open_lane(lease).await else { return false };
         // A transaction that was open may have inserted before the lane slept; whoever inserts later notifies.
-        has_no_open(&next.done) && self.wake.is_sure().await
+        has_no_open(&next.done) && self.wake.is_sure(lane.rings.load(Ordering::SeqCst))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Everything here only saves time. Whatever fails, polling finds the events.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use sqlx::PgPool;
@@ -18,6 +18,8 @@ const ASLEEP_LOCK: i64 = 7_062_611_490_211_870_000;
 const OUTBOX: &str = "postrider_outbox";
 /// What an append to the embedded broker's log notifies.
 pub(super) const QUEUE: &str = "postrider_queue";
+/// A connection that has silently gone must not keep anyone.
+const LOCK_WAIT: Duration = Duration::from_secs(3);
 /// After a lost connection.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
@@ -32,6 +34,8 @@ struct Channels {
     outbox: Notify,
     queue: Notify,
     is_listening: AtomicBool,
+    /// How often lanes were asked to look.
+    rings: AtomicU64,
 }
 
 #[derive(Default)]
@@ -53,10 +57,11 @@ impl Wake {
         let mut state = self.state.lock().await;
         self.listen(&mut state);
         state.sleepers = if is_asleep { state.sleepers + 1 } else { state.sleepers.saturating_sub(1) };
-        if let Err(error) = self.lock(&mut state).await {
+        let locked = tokio::time::timeout(LOCK_WAIT, self.lock(&mut state)).await;
+        if let Err(error) = locked.unwrap_or(Err(sqlx::Error::PoolTimedOut)) {
             tracing::debug!(error = %super::error::classify(&error), "no wake-up, polling goes on");
-            // The lock went with its session; the next call takes it anew.
-            state.holder = None;
+            // The lock goes with its session; the next call takes it anew.
+            drop(state.holder.take().map(PoolConnection::detach));
             state.is_locked = false;
         }
     }
@@ -85,9 +90,16 @@ impl Wake {
         }
     }
 
-    /// Whether producers see that someone sleeps, and their notifications are heard.
-    pub async fn is_sure(&self) -> bool {
-        self.notify.is_listening.load(Ordering::SeqCst) && self.state.lock().await.is_locked
+    /// How often lanes were asked to look.
+    pub fn rings(&self) -> u64 {
+        self.notify.rings.load(Ordering::SeqCst)
+    }
+
+    /// Whether producers see that someone sleeps, and their notifications are heard, and none came since there were that many
+    /// `rings`: one that came while a lane was reading may have gone to another.
+    pub fn is_sure(&self, rings: u64) -> bool {
+        let is_locked = || self.state.try_lock().is_ok_and(|state| state.is_locked);
+        self.notify.is_listening.load(Ordering::SeqCst) && is_locked() && self.rings() == rings
     }
 
     pub async fn woken(&self) {
@@ -132,18 +144,22 @@ async fn listen_once(pool: &PgPool, notify: &Channels) -> sqlx::Result<()> {
     listener.listen_all([OUTBOX, QUEUE]).await?;
     notify.is_listening.store(true, Ordering::SeqCst);
     // Nobody heard what was said before.
-    ring(&notify.outbox);
-    ring(&notify.queue);
+    notify.ring(OUTBOX);
+    notify.ring(QUEUE);
     loop {
         let Some(notification) = listener.try_recv().await? else {
             return Err(sqlx::Error::Io(std::io::ErrorKind::ConnectionAborted.into()));
         };
-        ring(if notification.channel() == QUEUE { &notify.queue } else { &notify.outbox });
+        notify.ring(notification.channel());
     }
 }
 
-/// Wakes all that wait now, and leaves one permit for one that is just about to.
-fn ring(channel: &Notify) {
-    channel.notify_waiters();
-    channel.notify_one();
+impl Channels {
+    /// Wakes all that wait now, and leaves one permit for one that is just about to.
+    fn ring(&self, name: &str) {
+        let channel = if name == QUEUE { &self.queue } else { &self.outbox };
+        self.rings.fetch_add(u64::from(name != QUEUE), Ordering::SeqCst);
+        channel.notify_waiters();
+        channel.notify_one();
+    }
 }
