@@ -11,7 +11,7 @@ mod own_servers {
     use std::sync::{Arc, Mutex};
     use std::time::{Duration, Instant};
 
-    use postrider_testkit::testbed::{self, Postgres, RabbitMq};
+    use postrider_testkit::testbed::{self, Postgres, RabbitMq, TcpProxy};
     use serde_json::Value;
     use sqlx::Connection as _;
 
@@ -212,5 +212,51 @@ mod own_servers {
         assert_eq!(over["subject"], alert["subject"]);
         let told = receiver.alerts.lock().expect("whole").clone();
         assert_eq!(told.len(), 2, "told once: {told:?}");
+    }
+
+    /// One instance whose connections are cut `after` its start, for a moment, and which must come to work all the same.
+    async fn starts_in_spite_of_a_cut(database: String, port: u16, after: Duration) {
+        let proxy = TcpProxy::start(port).await.expect("a proxy");
+        let folder = tempfile::TempDir::new().expect("a folder");
+        let through = database.replace(&format!(":{port}/"), &format!(":{}/", proxy.port()));
+        assert_ne!(through, database, "the port was replaced");
+        let config = format!(
+            "[store]\nurl = \"{through}\"\n[[outbox]]\ntable = \"outbox_events\"\nid = \"id\"\n\
+             payload = \"payload\"\ntopic = \"{{event_type}}\"\nstatus = \"status\"\n[[consumer]]\nname = \"billing\"\nurl = \"http://127.0.0.1:9/events\"\n",
+        );
+        std::fs::write(folder.path().join("postrider.toml"), config).expect("a file");
+        let mut running = run(&folder);
+        tokio::time::sleep(after).await;
+        proxy.cut();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        proxy.heal();
+        let until = Instant::now() + Duration::from_secs(60);
+        while !log(&folder).contains("is running") {
+            assert!(Instant::now() < until, "cut after {after:?}: {}", log(&folder));
+            let ended = running.0.try_wait().expect("a child");
+            assert!(ended.is_none(), "cut after {after:?}, it ended: {}", log(&folder));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_store_that_goes_away_while_an_instance_starts_is_waited_for() {
+        let server = Postgres::start_private().await.expect("starts");
+        let database = server.database(&testbed::unique("start")).await.expect("a database");
+        let port = database.parse::<sqlx::postgres::PgConnectOptions>().expect("an address").get_port();
+        let mut connection = sqlx::PgConnection::connect(&database).await.expect("connects");
+        let table = "CREATE TABLE outbox_events (id bigserial PRIMARY KEY, event_type text NOT NULL, \
+             payload jsonb NOT NULL, status text NOT NULL DEFAULT 'pending', created_at timestamptz NOT NULL DEFAULT now())";
+        sqlx::query(table).execute(&mut connection).await.expect("a table");
+        let mut cuts = tokio::task::JoinSet::new();
+        for step in 0..12 {
+            cuts.spawn(starts_in_spite_of_a_cut(database.clone(), port, Duration::from_millis(40 * step)));
+            if cuts.len() == 4 {
+                cuts.join_next().await.expect("one of four").expect("it starts");
+            }
+        }
+        while let Some(cut) = cuts.join_next().await {
+            cut.expect("it starts");
+        }
     }
 }

@@ -32,7 +32,8 @@ use crate::duty::{
     WitnessFile,
 };
 use crate::watch::{Local, Watch};
-use crate::{logging, sink, trace, wire};
+use crate::wire::{self, Destination};
+use crate::{logging, sink, trace};
 
 /// Waits for a store that cannot be reached at the start.
 const STORE_WAIT: Backoff =
@@ -128,11 +129,10 @@ async fn bind(address: SocketAddr) -> Result<TcpListener> {
 async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &CancellationToken) -> Result<()> {
     let (tasks, owner) = (TaskTracker::new(), postrider::lease::instance_name());
     let sinks = if config.alerts.enabled { sink::build(&config.sinks)? } else { Vec::new() };
-    let local = Local::new(config, &owner, sinks, &tasks, stop);
-    let Some(store) = await_store(args, config, shared, &local, stop).await? else { return Ok(()) };
+    let patience = Patience { shared, local: Local::new(config, &owner, sinks, &tasks, stop), stop };
+    let Some(store) = patience.with(async || open(args, config).await).await? else { return Ok(()) };
     // Set once, here.
     let _ = shared.store.set(store.clone());
-    shared.health.clear("store");
     let destinations = wire::destinations(config, &store)?;
     for destination in &destinations {
         check_broker(destination.broker.as_ref()).await?;
@@ -154,52 +154,30 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     }
     tasks.spawn(duty::every(ProbeDuty::new(store.clone(), shared.health.clone()), stop.clone()));
     if config.alerts.enabled {
-        let (watch, deliverer) = Watch::new(config, store.clone(), &owner, local);
+        let (watch, deliverer) = Watch::new(config, store.clone(), &owner, patience.local.clone());
         tasks.spawn(watch.run(stop.clone()));
         tasks.spawn(deliverer.run(stop.clone()));
     }
     tasks.spawn(duty::every(StandingDuty::new(store.clone()), stop.clone()));
     let trace = trace::start(config)?;
-    let mut workers: JoinSet<(String, postrider::Result<()>)> = JoinSet::new();
-    let relayed = CancellationToken::new();
-    if config.relay.enabled {
-        set_routes(config, store.as_ref(), stop).await?;
-        let file = wire::witness_file(config, store.as_ref()).await?;
-        let known = file.as_ref().map(WitnessFile::load).unwrap_or_default();
-        let mut witnesses = Vec::new();
-        for destination in &destinations {
-            let name = format!("the relay to {:?}", destination.route.destination);
-            let witness = Witness::of(known.get(&destination.route.destination).cloned());
-            witnesses.push((destination.route.destination.clone(), witness.clone()));
-            let relay = wire::relay(config, &store, destination).witness(witness).run(stop.clone());
-            workers.spawn(async move { (name, relay.await) });
+    let (mut workers, relayed) = (Workers::new(), CancellationToken::new());
+    let parts = Parts { config, store: &store, destinations: &destinations, tasks: &tasks, relayed: &relayed };
+    let begun = match parts.begin_relays(&mut workers, &patience).await {
+        Ok(()) => parts.begin_consumers(&mut workers, claims.as_ref(), stop),
+        failure => failure,
+    };
+    match &begun {
+        Ok(()) if stop.is_cancelled() => {}
+        Ok(()) => {
+            tracing::info!(store = %config.store, broker = %config.broker.url, lanes = config.relay.lanes,
+                relay = config.relay.enabled, routes = config.routes.len(), outboxes = config.outboxes.len(),
+                consumers = config.consumers.len(), "postrider {} is running", env!("CARGO_PKG_VERSION"));
         }
-        if let Some(file) = file {
-            tasks.spawn(WitnessDuty::new(file, witnesses).run(relayed.clone()));
-        }
-        for outbox in &config.outboxes {
-            let name = format!("the relay of {}", outbox.mapping.table);
-            let adopted = wire::adopted(config, &store, outbox, &destinations).await?;
-            tell(&name, adopted.table().inspect().await?);
-            let table = Outbox::Adopted(outbox.mapping.name.clone(), adopted.table());
-            tasks.spawn(duty::every(BacklogDuty::new(table, config.relay.stale_after), stop.clone()));
-            let relay = adopted.run(stop.clone());
-            workers.spawn(async move { (name, relay.await) });
-        }
-        shared.health.clear("relay");
+        // What has begun is ended in order.
+        Err(_) => stop.cancel(),
     }
-    for consumer in &config.consumers {
-        let name = format!("the consumer {:?}", consumer.spec.name);
-        let handler = wire::webhook(config, consumer)?;
-        let broker = wire::broker_of(&destinations, &consumer.destination)?;
-        let consume = store.clone().consume(consumer.spec.clone(), broker, handler, claims.clone(), stop.clone());
-        workers.spawn(async move { (name, consume.await) });
-    }
-    tracing::info!(store = %config.store, broker = %config.broker.url, lanes = config.relay.lanes,
-        relay = config.relay.enabled, routes = config.routes.len(), outboxes = config.outboxes.len(), consumers = config.consumers.len(), "postrider {} is running",
-        env!("CARGO_PKG_VERSION"));
 
-    let result = finish(workers, shared, stop).await;
+    let result = begun.and(finish(workers, shared, stop).await);
     relayed.cancel();
     if let Some(trace) = trace {
         trace.end().await;
@@ -218,16 +196,126 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
     result
 }
 
+/// Relays and consumers, each with its name.
+type Workers = JoinSet<(String, postrider::Result<()>)>;
+
+/// What relays and consumers are made of.
+struct Parts<'a> {
+    config: &'a Config,
+    store: &'a Arc<dyn Store>,
+    destinations: &'a [Destination],
+    tasks: &'a TaskTracker,
+    /// Cancelled when the last relay has ended.
+    relayed: &'a CancellationToken,
+}
+
+impl Parts<'_> {
+    /// Begins the relays, unless asked to stop before the store had answered.
+    async fn begin_relays(&self, workers: &mut Workers, patience: &Patience<'_>) -> Result<()> {
+        let Parts { config, store, destinations, .. } = *self;
+        if !config.relay.enabled {
+            return Ok(());
+        }
+        let Some(()) = set_routes(config, store.as_ref(), patience).await? else { return Ok(()) };
+        let witness = patience.with(async || wire::witness_file(config, store.as_ref()).await);
+        let Some(file) = witness.await? else { return Ok(()) };
+        let known = file.as_ref().map(WitnessFile::load).unwrap_or_default();
+        let mut witnesses = Vec::new();
+        for destination in destinations {
+            let name = format!("the relay to {:?}", destination.route.destination);
+            let witness = Witness::of(known.get(&destination.route.destination).cloned());
+            witnesses.push((destination.route.destination.clone(), witness.clone()));
+            let relay = wire::relay(config, store, destination).witness(witness).run(patience.stop.clone());
+            workers.spawn(async move { (name, relay.await) });
+        }
+        if let Some(file) = file {
+            self.tasks.spawn(WitnessDuty::new(file, witnesses).run(self.relayed.clone()));
+        }
+        for outbox in &config.outboxes {
+            let name = format!("the relay of {}", outbox.mapping.table);
+            let adopt = patience.with(async || {
+                let adopted = wire::adopted(config, store, outbox, destinations).await?;
+                let findings = adopted.table().inspect().await?;
+                Ok((adopted, findings))
+            });
+            let Some((adopted, findings)) = adopt.await? else { return Ok(()) };
+            tell(&name, findings);
+            let table = Outbox::Adopted(outbox.mapping.name.clone(), adopted.table());
+            self.tasks.spawn(duty::every(BacklogDuty::new(table, config.relay.stale_after), patience.stop.clone()));
+            let relay = adopted.run(patience.stop.clone());
+            workers.spawn(async move { (name, relay.await) });
+        }
+        patience.shared.health.clear("relay");
+        Ok(())
+    }
+
+    fn begin_consumers(
+        &self,
+        workers: &mut Workers,
+        claims: Option<&Arc<Claims>>,
+        stop: &CancellationToken,
+    ) -> Result<()> {
+        for consumer in &self.config.consumers {
+            let name = format!("the consumer {:?}", consumer.spec.name);
+            let handler = wire::webhook(self.config, consumer)?;
+            let broker = wire::broker_of(self.destinations, &consumer.destination)?;
+            let store = self.store.clone();
+            let consume = store.consume(consumer.spec.clone(), broker, handler, claims.cloned(), stop.clone());
+            workers.spawn(async move { (name, consume.await) });
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a store that does not answer, and tells of it.
+struct Patience<'a> {
+    shared: &'a Shared,
+    local: Local,
+    stop: &'a CancellationToken,
+}
+
+impl Patience<'_> {
+    /// Calls until the store answers; `None` when asked to stop before it did. What time does not mend is an error.
+    async fn with<T>(&self, mut call: impl AsyncFnMut() -> postrider::Result<T>) -> Result<Option<T>> {
+        let mut failures = 0;
+        while !self.stop.is_cancelled() {
+            let began = Instant::now();
+            let error = match call().await {
+                Ok(answer) => {
+                    self.local.answered();
+                    self.shared.health.clear("store");
+                    return Ok(Some(answer));
+                }
+                Err(error) => error,
+            };
+            if error.kind() != Kind::Unavailable {
+                return Err(error.into());
+            }
+            self.local.failed(began, &error);
+            failures += 1;
+            let wait = STORE_WAIT.delay_with(failures, &mut fastrand::Rng::new());
+            tracing::error!(error_type = error.kind().as_str(), %error, causes = ?error.causes(),
+                remedy = error.remedy(), retry_in_s = wait.as_secs(), "the store cannot be reached, trying again");
+            self.shared.health.failed("store", &error);
+            tokio::select! {
+                () = self.stop.cancelled() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+        Ok(None)
+    }
+}
+
 /// Takes the routes over. An instance that was killed holds its leases for a while yet; that is waited for.
-async fn set_routes(config: &Config, store: &dyn Store, stop: &CancellationToken) -> Result<()> {
+async fn set_routes(config: &Config, store: &dyn Store, patience: &Patience<'_>) -> Result<Option<()>> {
     let until = Instant::now() + 2 * config.relay.lease;
     loop {
-        match store.set_routes(&config.destination_routes()).await {
-            Err(error) if error.kind() == Kind::Config && Instant::now() < until && !stop.is_cancelled() => {
+        match patience.with(async || store.set_routes(&config.destination_routes()).await).await {
+            Err(Failure::Library(error)) if error.kind() == Kind::Config && Instant::now() < until => {
                 tracing::warn!(error_type = error.kind().as_str(), %error, "waiting for the leases to end");
                 tokio::time::sleep(config.relay.lease / 3).await;
             }
-            result => return Ok(result?),
+            result => return result,
         }
     }
 }
@@ -244,11 +332,7 @@ fn tell(name: &str, findings: Vec<Finding>) {
 }
 
 /// Waits for the end of relay and consumers: after a signal that is what was asked for, before it is a failure.
-async fn finish(
-    mut workers: JoinSet<(String, postrider::Result<()>)>,
-    shared: &Shared,
-    stop: &CancellationToken,
-) -> Result<()> {
+async fn finish(mut workers: Workers, shared: &Shared, stop: &CancellationToken) -> Result<()> {
     let mut failure = None;
     while !stop.is_cancelled() {
         let ended = tokio::select! {
@@ -286,40 +370,6 @@ async fn finish(
         Some(error) => Err(error.into()),
         None => Ok(()),
     }
-}
-
-/// The store with its schema as needed, or `None` when asked to stop before it was reached.
-async fn await_store(
-    args: &RunArgs,
-    config: &Config,
-    shared: &Shared,
-    local: &Local,
-    stop: &CancellationToken,
-) -> Result<Option<Arc<dyn Store>>> {
-    let mut failures = 0;
-    while !stop.is_cancelled() {
-        let error = match open(args, config).await {
-            Ok(store) => {
-                local.answered();
-                return Ok(Some(store));
-            }
-            Err(error) => error,
-        };
-        if error.kind() != Kind::Unavailable {
-            return Err(error.into());
-        }
-        local.failed(&error);
-        failures += 1;
-        let wait = STORE_WAIT.delay_with(failures, &mut fastrand::Rng::new());
-        tracing::error!(error_type = error.kind().as_str(), %error, causes = ?error.causes(), remedy = error.remedy(),
-            retry_in_s = wait.as_secs(), "the store cannot be reached, trying again");
-        shared.health.failed("store", &error);
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = tokio::time::sleep(wait) => {}
-        }
-    }
-    Ok(None)
 }
 
 /// Opens the store and brings or checks its schema. A SQLite file belongs to this process alone, so it is migrated

@@ -61,9 +61,9 @@ impl Local {
         }
     }
 
-    /// The store did not answer.
-    pub fn failed(&self, error: &Error) {
-        let since = *self.away.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
+    /// The store did not answer what it was asked at `asked_at`.
+    pub fn failed(&self, asked_at: Instant, error: &Error) {
+        let since = *self.away.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(asked_at);
         if since.elapsed() < AWAY {
             return;
         }

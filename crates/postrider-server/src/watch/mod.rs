@@ -83,9 +83,10 @@ impl Watch {
     /// Looks again and again until `stop`, then lets another instance watch.
     pub async fn run(self, stop: CancellationToken) {
         while !stop.is_cancelled() {
+            let asked_at = Instant::now();
             match self.look().await {
                 Ok(()) => self.local.answered(),
-                Err(error) => self.local.failed(&error),
+                Err(error) => self.local.failed(asked_at, &error),
             }
             tokio::select! {
                 () = stop.cancelled() => {}
