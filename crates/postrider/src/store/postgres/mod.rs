@@ -23,6 +23,7 @@ use crate::trigger::Triggers;
 mod adopted;
 mod alert;
 mod audit;
+mod copy;
 mod dead;
 mod doctor;
 mod error;

@@ -6,8 +6,9 @@ use async_trait::async_trait;
 use sqlx::{PgConnection, Row as _};
 
 use super::PostgresStore;
+use super::copy::CopyRows;
 use super::error::db;
-use super::row::{self, Columns};
+use super::row;
 use crate::broker::embedded::{Message, OpenedSlot, Queue};
 use crate::broker::topic;
 use crate::error::{Error, Kind, Result};
@@ -18,14 +19,11 @@ use crate::lease::Lease;
 /// One writer at a time: offsets become visible in their order.
 const APPEND_LOCK: i64 = 7_062_611_490_211_870_002;
 
-const APPEND: &str = "INSERT INTO postrider.message (hash, event_id, topic, key, type, payload, content_type, source, \
-     subject, tenant, correlation, causation, traceparent, tracestate, headers, created_at) \
-     SELECT e.hash, e.id, e.topic, e.key, e.type, e.payload, e.content_type, e.source, e.subject, e.tenant, \
-     e.correlation, e.causation, e.traceparent, e.tracestate, e.headers, e.created_at \
-     FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::text[], \
-     $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::jsonb[], $16::timestamptz[]) \
-     WITH ORDINALITY AS e(hash, id, topic, key, type, payload, content_type, source, subject, tenant, correlation, \
-     causation, traceparent, tracestate, headers, created_at, n) ORDER BY n";
+const APPEND: &str = "COPY postrider.message (hash, event_id, topic, key, type, payload, content_type, source, subject, \
+     tenant, correlation, causation, traceparent, tracestate, headers, created_at) FROM STDIN (FORMAT binary)";
+const APPEND_COLUMNS: i16 = 16;
+/// What an event may take there beside its payload, to begin with.
+const ROW_BYTES: usize = 256;
 
 /// The end of the log comes with the rows, so that the caller knows how far it has looked when none was for it.
 const READ: &str = "SELECT m.\"offset\", m.event_id, m.topic, m.key, m.type, NULL::text, m.payload, m.content_type, \
@@ -36,9 +34,7 @@ const READ: &str = "SELECT m.\"offset\", m.event_id, m.topic, m.key, m.type, NUL
 #[async_trait]
 impl Queue for PostgresStore {
     async fn append(&self, batch: &[Arc<Event>]) -> Result<()> {
-        let columns = Columns::of(batch.iter().map(Arc::as_ref));
-        let hashes: Vec<i64> = batch.iter().map(|event| i64::from(topic::event_hash(event))).collect();
-        let payloads: Vec<&[u8]> = batch.iter().map(|event| event.payload.as_ref()).collect();
+        let rows = rows(batch);
         let mut tx = self.own.begin().await.map_err(db)?;
         sqlx::query("SELECT pg_advisory_xact_lock($1), pg_notify($2, '')")
             .bind(APPEND_LOCK)
@@ -46,26 +42,9 @@ impl Queue for PostgresStore {
             .execute(&mut *tx)
             .await
             .map_err(db)?;
-        sqlx::query(APPEND)
-            .bind(hashes)
-            .bind(columns.id)
-            .bind(columns.topic)
-            .bind(columns.key)
-            .bind(columns.kind)
-            .bind(payloads)
-            .bind(columns.content_type)
-            .bind(columns.source)
-            .bind(columns.subject)
-            .bind(columns.tenant)
-            .bind(columns.correlation)
-            .bind(columns.causation)
-            .bind(columns.traceparent)
-            .bind(columns.tracestate)
-            .bind(columns.headers)
-            .bind(columns.time)
-            .execute(&mut *tx)
-            .await
-            .map_err(db)?;
+        let mut copy = tx.copy_in_raw(APPEND).await.map_err(db)?;
+        copy.send(rows).await.map_err(db)?;
+        copy.finish().await.map_err(db)?;
         tx.commit().await.map_err(db)
     }
 
@@ -180,6 +159,32 @@ impl PostgresStore {
         .map_err(db)?;
         if result.rows_affected() == 1 { Ok(()) } else { Err(lease_lost(consumer, lease)) }
     }
+}
+
+/// The batch as [`APPEND`] takes it.
+fn rows(batch: &[Arc<Event>]) -> Vec<u8> {
+    let bytes = batch.iter().map(|event| event.payload.len() + ROW_BYTES).sum();
+    let mut rows = CopyRows::new(APPEND_COLUMNS, bytes);
+    for event in batch {
+        rows.row()
+            .bigint(topic::event_hash(event).into())
+            .uuid(event.id)
+            .text(Some(&event.topic))
+            .text(event.key.as_deref())
+            .text(Some(&event.kind))
+            .raw(&event.payload)
+            .text(Some(&event.content_type))
+            .text(event.source.as_deref())
+            .text(event.subject.as_deref())
+            .text(event.tenant.as_deref())
+            .text(event.correlation.as_deref())
+            .text(event.causation.as_deref())
+            .text(event.traceparent.as_deref())
+            .text(event.tracestate.as_deref())
+            .jsonb(row::headers_json(&event.headers).as_ref())
+            .timestamptz(event.time);
+    }
+    rows.finish()
 }
 
 /// Two instances with different numbers of slots would undo each other's positions in turn.

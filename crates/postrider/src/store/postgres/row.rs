@@ -108,13 +108,15 @@ impl<'a> Columns<'a> {
             columns.causation.push(event.causation.as_deref());
             columns.traceparent.push(event.traceparent.as_deref());
             columns.tracestate.push(event.tracestate.as_deref());
-            columns.headers.push((!event.headers.is_empty()).then(|| json(&event.headers)));
+            columns.headers.push(headers_json(&event.headers));
             columns.time.push(event.time);
         }
         columns
     }
 }
 
-fn json(headers: &BTreeMap<String, String>) -> Value {
-    headers.iter().map(|(name, value)| (name.clone(), Value::String(value.clone()))).collect()
+/// The column `headers`: NULL when there are none.
+pub(super) fn headers_json(headers: &BTreeMap<String, String>) -> Option<Value> {
+    let json = || headers.iter().map(|(name, value)| (name.clone(), Value::String(value.clone()))).collect();
+    (!headers.is_empty()).then(json)
 }
