@@ -22,6 +22,7 @@ mod logging;
 mod schedule;
 mod sink;
 mod status;
+mod task;
 mod watch;
 mod trace;
 mod wire;

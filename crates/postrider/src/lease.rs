@@ -201,7 +201,7 @@ impl Share {
         let (held, ttl) = (self.held.clone(), self.times.ttl);
         let call = task::start(async move { leases.call_in(&group, &owner, &held, ttl).await });
         match tokio::time::timeout(self.times.ttl, call).await {
-            Ok(result) => result.map_err(task::ended)?,
+            Ok(result) => result,
             Err(_) => Err(Error::new(Kind::Unavailable, "the database did not renew our leases in time")),
         }
     }

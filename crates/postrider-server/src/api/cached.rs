@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use postrider::{Error, Kind, Result};
+use postrider::Result;
 use tokio::sync::Mutex;
+
+use crate::task;
 
 /// An error is not asked for again for this long: a store that hangs must not collect a queue of those who wait.
 const ERROR_KEPT: Duration = Duration::from_secs(1);
@@ -33,7 +35,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let (kept, kept_for) = (self.kept.clone(), self.kept_for);
-        let reading = tokio::spawn(async move {
+        let reading = task::detached(async move {
             let mut kept = kept.lock().await;
             if let Some(found) = kept.as_ref().and_then(|kept| kept.fresh(kept_for)) {
                 return found;
@@ -44,10 +46,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
             *kept = Some(fresh);
             found
         });
-        match reading.await {
-            Ok(found) => found,
-            Err(error) => Err(Error::new(Kind::Other, "the call ended unexpectedly").with_source(error)),
-        }
+        reading.await
     }
 
     /// Forgets it, because it was changed.
@@ -73,6 +72,8 @@ impl<T> Kept<T> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    use postrider::{Error, Kind};
 
     use super::*;
 

@@ -7,11 +7,12 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use postrider::{Error, Event, Kind};
+use postrider::Event;
 
 use super::page::Query;
 use super::serve::is_late;
 use super::{BODY_BYTES_MAX, Problem, Shared, body, cloudevent};
+use crate::task;
 use crate::wire;
 
 /// Answers 202 with the ids when the events are on disk.
@@ -42,12 +43,8 @@ pub async fn post(
 async fn enqueue(shared: &Shared, events: Vec<Event>) -> Result<(), Problem> {
     let store = shared.store()?;
     // A client that hangs up drops this future; the write must run to its end all the same.
-    let written = tokio::spawn(async move { store.enqueue(&events).await });
-    let result = match written.await {
-        Ok(result) => result,
-        Err(error) => Err(Error::new(Kind::Other, "the write ended unexpectedly").with_source(error)),
-    };
-    result.map_err(|error| {
+    let written = task::detached(async move { store.enqueue(&events).await });
+    written.await.map_err(|error| {
         tracing::warn!(error_type = error.kind().as_str(), %error, causes = ?error.causes(), remedy = error.remedy(),
             "events from HTTP were not stored");
         Problem::from(&error)

@@ -8,6 +8,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 use postrider::store::Store;
 use serde_json::json;
 
@@ -76,10 +77,11 @@ pub async fn check(
         // Only a scheduled one may have been begun before.
         let id = check.begin(store.as_ref(), &actor, None).await?.unwrap_or_default();
         store.audit(&actor, "check", &json!({ "report": id })).await?;
-        tasks.spawn(async move {
+        let finish = async move {
             finish(store.as_ref(), id, &check).await;
             drop(claim);
-        });
+        };
+        tasks.spawn(finish.boxed());
         Ok(id)
     };
     let id = shared.ask(begin).await?;

@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::access::Access;
 use crate::config::Config;
+use crate::task;
 
 mod alerts;
 mod audit;
@@ -135,16 +136,12 @@ impl Shared {
         let store = self.store()?;
         let room = turn(&self.calls, CALL_WAIT).await?;
         let call = call(store);
-        let called = tokio::spawn(async move {
+        let called = task::detached(async move {
             let result = call.await;
             drop(room);
             result
         });
-        let result = match called.await {
-            Ok(result) => result,
-            Err(error) => Err(Error::new(Kind::Other, "the call ended unexpectedly").with_source(error)),
-        };
-        result.map_err(|error| self.not_done(&error))
+        called.await.map_err(|error| self.not_done(&error))
     }
 
     /// What a client hears of an error of the store, and the log.

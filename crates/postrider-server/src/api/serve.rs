@@ -12,6 +12,7 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::ConnectInfo;
 use axum::http::Request;
+use futures_util::FutureExt;
 use futures_util::{StreamExt, stream};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -59,10 +60,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: 
         match accepted {
             Ok((stream, peer)) => {
                 let connection = connection(stream, peer, router.clone(), limits, stop.clone());
-                connections.spawn(async move {
-                    connection.await;
-                    drop(room);
-                });
+                connections.spawn(connection.map(|()| drop(room)).boxed());
             }
             // The client's own doing.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}

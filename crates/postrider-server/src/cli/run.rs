@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use futures_util::FutureExt;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use postrider::broker::Broker;
 use postrider::claim::Claims;
@@ -90,9 +91,10 @@ async fn start(args: RunArgs, config: Config) -> Result<ExitCode> {
     let listener = bind(config.http.listen).await?;
     let address = listener.local_addr().map_err(|error| io("the HTTP address is unknown", error))?;
     tracing::info!(%address, "HTTP listens");
-    let http = tokio::spawn(api::serve(listener, api::router(shared.clone()), api::Limits::default(), stop.clone()));
+    let http = api::serve(listener, api::router(shared.clone()), api::Limits::default(), stop.clone());
+    let http = tokio::spawn(http.boxed());
     // From the start: requests are measured while the store is awaited.
-    tokio::spawn(duty::every(HistogramsDuty::new(shared.metrics.clone()), stop.clone()));
+    tokio::spawn(duty::every(HistogramsDuty::new(shared.metrics.clone()), stop.clone()).boxed());
 
     let result = work(&args, &config, &shared, &stop).await;
     stop.cancel();
@@ -144,21 +146,21 @@ async fn work(args: &RunArgs, config: &Config, shared: &Arc<Shared>, stop: &Canc
 
     if let Some(claims) = &claims {
         check_claims(claims).await;
-        tasks.spawn(duty::every(ClaimsDuty::new(claims.clone(), config.retention.claims()), stop.clone()));
+        tasks.spawn(duty::every(ClaimsDuty::new(claims.clone(), config.retention.claims()), stop.clone()).boxed());
     }
     let upkeep = UpkeepDuty::new(store.clone(), config.retention);
-    tasks.spawn(duty::every(upkeep, stop.clone()));
+    tasks.spawn(duty::every(upkeep, stop.clone()).boxed());
     for (route, _) in config.destinations() {
         let outbox = Outbox::Own(store.clone(), route);
-        tasks.spawn(duty::every(BacklogDuty::new(outbox, config.relay.stale_after), stop.clone()));
+        tasks.spawn(duty::every(BacklogDuty::new(outbox, config.relay.stale_after), stop.clone()).boxed());
     }
-    tasks.spawn(duty::every(ProbeDuty::new(store.clone(), shared.health.clone()), stop.clone()));
+    tasks.spawn(duty::every(ProbeDuty::new(store.clone(), shared.health.clone()), stop.clone()).boxed());
     if config.alerts.enabled {
         let (watch, deliverer) = Watch::new(config, store.clone(), &owner, patience.local.clone());
-        tasks.spawn(watch.run(stop.clone()));
-        tasks.spawn(deliverer.run(stop.clone()));
+        tasks.spawn(watch.run(stop.clone()).boxed());
+        tasks.spawn(deliverer.run(stop.clone()).boxed());
     }
-    tasks.spawn(duty::every(StandingDuty::new(store.clone()), stop.clone()));
+    tasks.spawn(duty::every(StandingDuty::new(store.clone()), stop.clone()).boxed());
     let trace = trace::start(config)?;
     let (mut workers, relayed) = (Workers::new(), CancellationToken::new());
     let parts = Parts { config, store: &store, destinations: &destinations, tasks: &tasks, relayed: &relayed };
@@ -226,10 +228,10 @@ impl Parts<'_> {
             let witness = Witness::of(known.get(&destination.route.destination).cloned());
             witnesses.push((destination.route.destination.clone(), witness.clone()));
             let relay = wire::relay(config, store, destination).witness(witness).run(patience.stop.clone());
-            workers.spawn(async move { (name, relay.await) });
+            workers.spawn(async move { (name, relay.await) }.boxed());
         }
         if let Some(file) = file {
-            self.tasks.spawn(WitnessDuty::new(file, witnesses).run(self.relayed.clone()));
+            self.tasks.spawn(WitnessDuty::new(file, witnesses).run(self.relayed.clone()).boxed());
         }
         for outbox in &config.outboxes {
             let name = format!("the relay of {}", outbox.mapping.table);
@@ -241,9 +243,10 @@ impl Parts<'_> {
             let Some((adopted, findings)) = adopt.await? else { return Ok(()) };
             tell(&name, findings);
             let table = Outbox::Adopted(outbox.mapping.name.clone(), adopted.table());
-            self.tasks.spawn(duty::every(BacklogDuty::new(table, config.relay.stale_after), patience.stop.clone()));
+            self.tasks
+                .spawn(duty::every(BacklogDuty::new(table, config.relay.stale_after), patience.stop.clone()).boxed());
             let relay = adopted.run(patience.stop.clone());
-            workers.spawn(async move { (name, relay.await) });
+            workers.spawn(async move { (name, relay.await) }.boxed());
         }
         patience.shared.health.clear("relay");
         Ok(())
@@ -261,7 +264,7 @@ impl Parts<'_> {
             let broker = wire::broker_of(self.destinations, &consumer.destination)?;
             let store = self.store.clone();
             let consume = store.consume(consumer.spec.clone(), broker, handler, claims.cloned(), stop.clone());
-            workers.spawn(async move { (name, consume.await) });
+            workers.spawn(async move { (name, consume.await) }.boxed());
         }
         Ok(())
     }

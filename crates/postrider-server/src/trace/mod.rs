@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use postrider::http::{HttpClient, HttpSettings, Request};
 use postrider::metrics;
 use postrider::trace::{Span, Tracer};
@@ -49,7 +50,7 @@ pub fn start(config: &Config) -> Result<Option<Exporting>> {
     let stop = CancellationToken::new();
     let resource = otlp::resource(&config.log.service);
     let exporter = Exporter { client, request, resource, spans, is_failing: false };
-    Ok(Some(Exporting { task: tokio::spawn(exporter.run(stop.clone())), stop }))
+    Ok(Some(Exporting { task: tokio::spawn(exporter.run(stop.clone()).boxed()), stop }))
 }
 
 /// Takes spans while events flow.

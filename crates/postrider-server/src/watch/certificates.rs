@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
+use futures_util::FutureExt;
 use postrider::alert::CertificateMeasure;
 use postrider::http::is_public;
 use postrider::http::reqwest::Url;
@@ -55,7 +56,7 @@ impl Certificates {
     pub fn known(&mut self) -> Vec<CertificateMeasure> {
         if !self.servers.is_empty() && self.looked_at.is_none_or(|at| at.elapsed() >= EVERY) {
             self.looked_at = Some(Instant::now());
-            tokio::spawn(look(self.servers.clone(), self.known.clone()));
+            tokio::spawn(look(self.servers.clone(), self.known.clone()).boxed());
         }
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use postrider::alert::Delivery;
 use postrider::metrics::alert_told;
 use postrider::relay::Backoff;
@@ -94,10 +95,11 @@ impl Deliverer {
             }
             for (sink, deliveries) in by_sink {
                 let (telling, stop, places) = (self.telling.clone(), stop.clone(), places.clone());
-                tasks.spawn(async move {
+                let tell = async move {
                     let _place = places.acquire_owned().await;
                     telling.tell(&sink, deliveries, &stop).await;
-                });
+                };
+                tasks.spawn(tell.boxed());
             }
             if !has_more || stop.is_cancelled() {
                 return;

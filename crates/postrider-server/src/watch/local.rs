@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::Utc;
+use futures_util::FutureExt;
 use postrider::Error;
 use postrider::alert::{Alert, STORE_UNREACHABLE, store_unreachable};
 use postrider::relay::Backoff;
@@ -42,7 +43,7 @@ impl Local {
                 alerts: config.alerts.clone(),
                 alert: alert.subscribe(),
             };
-            tasks.spawn(teller.run(stop.clone()));
+            tasks.spawn(teller.run(stop.clone()).boxed());
         }
         Self { owner: owner.to_owned(), sinks, away: Arc::new(Mutex::new(None)), alert }
     }

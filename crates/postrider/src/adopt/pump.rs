@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -113,7 +113,7 @@ impl Adopted {
             Heart::new(pulses, group, instance_name(), self.meter.tally(), move || gate.trouble()).start()
         });
         let this = Arc::new(self);
-        let workers = (0..WORKERS).map(|number| tokio::spawn(this.clone().work(number, stop.clone())));
+        let workers = (0..WORKERS).map(|number| tokio::spawn(this.clone().work(number, stop.clone()).boxed()));
         for worker in join_all(workers).await {
             worker.map_err(task::ended)?;
         }
@@ -184,11 +184,7 @@ impl Adopted {
 
     async fn free_abandoned(&self) {
         let (table, outbox) = (self.table.clone(), &self.mapping.name);
-        match task::start(async move { table.free_abandoned().await })
-            .await
-            .map_err(task::ended)
-            .and_then(|freed| freed)
-        {
+        match task::start(async move { table.free_abandoned().await }).await {
             Ok(0) => {}
             Ok(freed) => tracing::warn!(
                 outbox,
@@ -214,7 +210,7 @@ impl Adopted {
         }
         let (table, limit) = (self.table.clone(), PAGES * self.settings.page);
         // A call that is given up drops the rows when it ends, and with them their locks.
-        let locked = task::start(async move { table.lock(part, limit).await }).await.map_err(task::ended)??;
+        let locked = task::start(async move { table.lock(part, limit).await }).await?;
         // Some that were found may be behind rows of others.
         let is_much = locked.rows().len() >= limit / 2;
         if !is_much {
@@ -232,7 +228,7 @@ impl Adopted {
         let (outcomes, outage) = self.publish(locked.rows(), limit).await;
         let is_all_untouched = outcomes.iter().all(|outcome| *outcome == Outcome::Untouched);
         if !is_all_untouched {
-            task::start(async move { locked.settle(&outcomes).await }).await.map_err(task::ended)??;
+            task::start(async move { locked.settle(&outcomes).await }).await?;
         }
         // Not before: as long as one has rows of all keys, what the other finds is behind them.
         if is_much && part == Part::ALL && self.is_second_free.swap(false, Ordering::Relaxed) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::Way;
@@ -136,7 +137,7 @@ impl<I: Inbox> Consumer<I> {
                     claims: self.claims.clone(),
                     meter: meter.clone(),
                 };
-                tokio::spawn(run_slot(run, token))
+                tokio::spawn(run_slot(run, token).boxed())
             })
             .await
     }

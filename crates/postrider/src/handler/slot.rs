@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::sync::Semaphore;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::ConsumerSpec;
@@ -20,7 +21,7 @@ use crate::inbox::{Held, Inbox, Part};
 use crate::lease::Lease;
 use crate::metrics::ConsumerMeter;
 use crate::relay::Backoff;
-use crate::task;
+use crate::task::{self, Call};
 
 /// Held messages are looked at this often while there are some.
 const DUE_EVERY: Duration = Duration::from_millis(200);
@@ -87,7 +88,7 @@ async fn consume<I: Inbox>(
 ) -> Result<()> {
     let opening = run.clone();
     let opening = task::start(async move { opening.inbox.retries().open(opening.part()).await });
-    let held = match task::join(&mut Some(opening)).await {
+    let held = match opening.await {
         Ok(held) => held,
         Err(error) => {
             // Not dropped: that would cancel it first, see `Subscription::close` of RabbitMQ's.
@@ -98,10 +99,10 @@ async fn consume<I: Inbox>(
     let mut desk = Desk::new(held);
     let mut works: JoinSet<Finished> = JoinSet::new();
     let turns = Arc::new(Semaphore::new(usize::from(run.spec.concurrency)));
-    let mut looking: Option<JoinHandle<Result<Vec<Held>>>> = None;
+    let mut looking: Option<Call<Vec<Held>>> = None;
     let mut next_look = Instant::now();
     let mut next_sweep = Instant::now() + SWEEP_EVERY;
-    let mut sending: Option<JoinHandle<Result<()>>> = None;
+    let mut sending: Option<Call<()>> = None;
     let mut next_send = Instant::now();
     // How many batches are under way; more messages are waited for otherwise.
     let mut batches = 0;
@@ -114,7 +115,7 @@ async fn consume<I: Inbox>(
             Some(max) => desk.next_of_batches(if batches < run.spec.concurrency { max } else { 0 }),
         } {
             batches += u16::from(work.is_batch());
-            works.spawn(do_work(run.clone(), turns.clone(), work, over.clone()));
+            works.spawn(do_work(run.clone(), turns.clone(), work, over.clone()).boxed());
         }
         if sending.is_none() && Instant::now() >= next_send && run.has_unsent.swap(false, Ordering::Relaxed) {
             sending = Some(task::start(send_dead_letters(run.clone())));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -121,7 +122,7 @@ impl<I: Inbox> Worker<I> {
         let mut failures = 0;
         while !self.over.is_cancelled() {
             let attempt = attempt::many(self.run.clone(), batch.clone(), events.clone());
-            match tokio::spawn(attempt).await {
+            match tokio::spawn(attempt.boxed()).await {
                 Ok(Ok(admissions)) => return Some(Some(admissions)),
                 Ok(Err(Outcome::Away(error))) => {
                     failures += 1;
@@ -256,7 +257,8 @@ impl<I: Inbox> Worker<I> {
                 return None;
             }
             // A task of its own, so that a panic in a handler is one more failure.
-            let outcome = match tokio::spawn(attempt::one(self.run.clone(), event.clone(), held.cloned())).await {
+            let attempt = attempt::one(self.run.clone(), event.clone(), held.cloned());
+            let outcome = match tokio::spawn(attempt.boxed()).await {
                 Ok(outcome) => outcome,
                 Err(panic) => Outcome::Said(attempt::retry("panic", panicked(panic))),
             };

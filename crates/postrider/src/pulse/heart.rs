@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{EVERY, Pulse, Pulses, Tally};
-use crate::error::Result;
 use crate::task;
 
 /// How long an end waits for the last pulse. The instance then looks lost, which a person can tell from the log.
@@ -43,7 +43,7 @@ impl Heart {
     /// Begins: the first pulse at once, then every few seconds until [`Beating::end`].
     pub fn start(self) -> Beating {
         let stop = CancellationToken::new();
-        let task = tokio::spawn(self.run(stop.clone()));
+        let task = tokio::spawn(self.run(stop.clone()).boxed());
         Beating { task, stop: stop.drop_guard() }
     }
 
@@ -57,7 +57,7 @@ impl Heart {
         }
         self.beat().await;
         let (pulses, group, owner) = (self.pulses.clone(), self.group.clone(), self.owner.clone());
-        let withdrawn = call(async move { pulses.withdraw(&group, &owner).await }).await;
+        let withdrawn = task::start(async move { pulses.withdraw(&group, &owner).await }).await;
         if let Err(error) = withdrawn {
             tracing::debug!(group = %self.group, error_type = error.kind().as_str(), %error,
                 "the instance is not withdrawn and will look lost");
@@ -75,16 +75,11 @@ impl Heart {
             counts: counts.clone(),
         };
         let pulses = self.pulses.clone();
-        if let Err(error) = call(async move { pulses.pulse(&pulse).await }).await {
+        if let Err(error) = task::start(async move { pulses.pulse(&pulse).await }).await {
             self.tally.give_back(counts);
             tracing::debug!(group = %self.group, error_type = error.kind().as_str(), %error, "a pulse was not taken");
         }
     }
-}
-
-/// Never dropped half-way, and not waited for without end.
-async fn call(call: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
-    task::start(call).await.map_err(task::ended)?
 }
 
 /// A heart that beats. Dropped, it ends as well, but nobody waits for it.
@@ -113,6 +108,7 @@ mod tests {
 
     use super::super::{Bucket, Count, Instance, Metric, Width};
     use super::*;
+    use crate::error::Result;
     use crate::error::{Error, Kind};
 
     #[derive(Default)]

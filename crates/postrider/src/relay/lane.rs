@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::nap::Nap;
 use super::pipeline::{Item, Notice, Pipeline, RetryPolicy};
 use super::{Backoff, Gate, Permit, RelaySettings};
 use crate::broker::{Batching, Broker};
@@ -15,7 +16,7 @@ use crate::lease::Lease;
 use crate::metrics::RelayMeter;
 use crate::recovery::Witness;
 use crate::source::{Opened, Page, ParkedRow, ParkedState, Position, Settlement, Source};
-use crate::task;
+use crate::task::{self, Call};
 use crate::trace::Publish;
 
 /// The position is written at most this often while events flow. A crash republishes what was confirmed since; the
@@ -30,12 +31,15 @@ const REOPEN_EVERY: Duration = Duration::from_secs(30);
 /// Pages that are read before their events are confirmed. One event of a key is in flight at a time, so the more events
 /// are at hand, the more of them may fly.
 const READ_AHEAD_PAGES: usize = 4;
-/// The shortest wait between two looks at an empty outbox. Timers go by the millisecond, so it is one on average.
+/// The shortest wait between two looks at an empty outbox.
 const POLL_MIN: Duration = Duration::from_micros(500);
 /// A lane that is sure to be woken looks this many times less often.
 const REST: u32 = 3;
+/// The wait between two looks is this part of the time without work: an event whose transaction was open for a while is
+/// found after at most an eighth of that while.
+const PATIENCE: u32 = 8;
 /// From this wait on a commit must wake us; below it, looking again is cheaper than being woken.
-const SLEEP_FROM: Duration = Duration::from_millis(10);
+const SLEEP_FROM: Duration = Duration::from_millis(4);
 /// While the broker is blocked or another lane probes it, ask again this often.
 const GATE_EVERY: Duration = Duration::from_millis(100);
 /// A stop waits this long for what was read to be published.
@@ -104,10 +108,11 @@ struct Run<'a> {
     pipeline: Pipeline,
     /// Up to where the log was read, confirmed or not.
     cursor: Position,
-    reading: Option<JoinHandle<Result<Read>>>,
-    dueing: Option<JoinHandle<Result<Due>>>,
-    settling: Option<JoinHandle<Result<()>>>,
+    reading: Option<Call<Read>>,
+    dueing: Option<Call<Due>>,
+    settling: Option<Call<()>>,
     batches: JoinSet<Batch>,
+    nap: Nap,
     /// Publish one by one for this many events: an atomic batch was refused, and it must be found out by which.
     singles: usize,
     hold_until: Option<Instant>,
@@ -124,14 +129,13 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     async fn open(lane: &'a Lane) -> Result<Run<'a>> {
         let (source, mark) = (lane.source.clone(), lane.witness.mark());
-        let look = task::start(async move { source.look_back(mark.as_ref()).await });
-        let found = task::join(&mut Some(look)).await?;
+        let found = task::start(async move { source.look_back(mark.as_ref()).await }).await?;
         if let Some(restored) = found.restored {
             return Err(restored.error());
         }
         lane.witness.set_life(found.life);
         let (source, lease) = (lane.source.clone(), lane.lease.clone());
-        let opened = task::join(&mut Some(task::start(async move { source.open(&lease).await }))).await?;
+        let opened = task::start(async move { source.open(&lease).await }).await?;
         let backoff = lane.settings.backoff;
         let policy = RetryPolicy {
             attempts_max: lane.settings.attempts_max,
@@ -148,6 +152,7 @@ impl<'a> Run<'a> {
             dueing: None,
             settling: None,
             batches: JoinSet::new(),
+            nap: Nap::new(),
             singles: 0,
             hold_until: None,
             last_work: now,
@@ -211,7 +216,7 @@ impl<'a> Run<'a> {
                 () = self.lane.source.woken(), if self.is_asleep && self.reading.is_none() => {
                     self.next_poll = Instant::now();
                 }
-                () = tokio::time::sleep_until(timer.into()) => {}
+                () = self.nap.until(timer) => {}
             }
         }
     }
@@ -362,7 +367,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn settle(&self, settlement: Settlement) -> JoinHandle<Result<()>> {
+    fn settle(&self, settlement: Settlement) -> Call<()> {
         let (source, lease) = (self.lane.source.clone(), self.lane.lease.clone());
         task::start(async move { source.settle(&lease, &settlement).await })
     }
@@ -397,10 +402,9 @@ impl<'a> Run<'a> {
         self.lane.settings.poll * if self.will_wake { REST } else { 1 }
     }
 
-    /// The longer there was no work, the longer the wait: an event whose transaction was open for a while is found
-    /// after at most a third of that while.
+    /// The longer there was no work, the longer the wait.
     fn poll_wait(&self, now: Instant) -> Duration {
-        (now.saturating_duration_since(self.last_work) / 3).clamp(POLL_MIN, self.longest_wait())
+        (now.saturating_duration_since(self.last_work) / PATIENCE).clamp(POLL_MIN, self.longest_wait())
     }
 
     fn read(&mut self, (page, will_wake): Read) {
@@ -466,10 +470,10 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Waits for a task that may be under way.
-async fn end<T>(task: &mut Option<JoinHandle<Result<T>>>) -> Result<()> {
-    match task.take() {
-        Some(running) => task::join(&mut Some(running)).await.map(|_| ()),
+/// Waits for a call that may be under way.
+async fn end<T>(call: &mut Option<Call<T>>) -> Result<()> {
+    match call.take() {
+        Some(call) => call.await.map(|_| ()),
         None => Ok(()),
     }
 }

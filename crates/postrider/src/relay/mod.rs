@@ -14,6 +14,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::{Batching, Broker};
@@ -26,6 +27,7 @@ use crate::source::Source;
 mod backoff;
 mod breaker;
 mod lane;
+mod nap;
 mod pipeline;
 
 pub use backoff::Backoff;
@@ -158,7 +160,7 @@ impl Relay {
                     meter: self.meter.clone(),
                     witness: self.witness.clone(),
                 };
-                tokio::spawn(lane.run(token))
+                tokio::spawn(lane.run(token).boxed())
             })
             .await
     }

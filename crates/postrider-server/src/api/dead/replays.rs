@@ -10,6 +10,7 @@ use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
+use futures_util::FutureExt;
 use postrider::dead::{REPLAY_RATE, Replay, Replayed};
 use postrider::store::Store;
 use postrider::{Error, Kind};
@@ -197,7 +198,7 @@ impl Replays {
             end: end.clone(),
         };
         kept.insert(id, known);
-        self.tasks.spawn(async move {
+        let run = async move {
             // For the progress bar alone; without it the replay goes on all the same.
             let counted = store.dead_count(&replay.filter, EXPECTED_MAX + 1).await;
             let _ = expected.set(counted.ok().filter(|count| *count <= EXPECTED_MAX));
@@ -209,7 +210,8 @@ impl Replays {
             });
             // Set once, here.
             let _ = end.set(End { at: Utc::now(), error });
-        });
+        };
+        self.tasks.spawn(run.boxed());
         Ok(id)
     }
 }

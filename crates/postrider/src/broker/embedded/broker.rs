@@ -56,8 +56,7 @@ impl<Q: Queue + ?Sized + 'static> Broker for Embedded<Q> {
 
     async fn publish(&self, batch: &[Arc<Event>]) -> Vec<Result<()>> {
         let (queue, events) = (self.queue.clone(), batch.to_vec());
-        let append = task::start(async move { queue.append(&events).await });
-        match task::join(&mut Some(append)).await {
+        match task::start(async move { queue.append(&events).await }).await {
             Ok(()) => batch.iter().map(|_| Ok(())).collect(),
             Err(error) => batch.iter().map(|_| Err(error.duplicate())).collect(),
         }

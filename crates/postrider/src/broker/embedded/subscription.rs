@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use tokio::task::JoinHandle;
 
 use super::{Message, OpenedSlot, Queue};
 use crate::broker::{Delivery, Origin, RawMessage, Subscription, Undecodable};
 use crate::error::Result;
 use crate::handler::ConsumerSpec;
 use crate::lease::Lease;
-use crate::task;
+use crate::task::{self, Call};
 
 /// The offset is written at most this often; a crash delivers what was acked since again, and the inbox knows it.
 const COMMIT_EVERY: Duration = Duration::from_millis(100);
@@ -21,7 +20,7 @@ const READ_LIMIT: usize = 500;
 /// The shortest wait between two looks at an empty log.
 const POLL_MIN: Duration = Duration::from_millis(1);
 
-type ReadTask = JoinHandle<Result<(Vec<Message>, i64)>>;
+type ReadCall = Call<(Vec<Message>, i64)>;
 
 pub(super) struct EmbeddedSubscription<Q: Queue + ?Sized> {
     queue: Arc<Q>,
@@ -36,8 +35,8 @@ pub(super) struct EmbeddedSubscription<Q: Queue + ?Sized> {
     /// How many of the next messages may have ended the process that had them.
     suspicious: u16,
     committed: i64,
-    reading: Option<ReadTask>,
-    committing: Option<JoinHandle<Result<()>>>,
+    reading: Option<ReadCall>,
+    committing: Option<Call<()>>,
     last_commit: Instant,
     last_work: Instant,
     next_poll: Instant,
@@ -172,7 +171,7 @@ impl<Q: Queue + ?Sized + 'static> Subscription for EmbeddedSubscription<Q> {
 
     async fn close(&mut self) -> Result<()> {
         if let Some(committing) = self.committing.take() {
-            task::join(&mut Some(committing)).await?;
+            committing.await?;
         }
         let offset = self.done_to().max(self.committed);
         self.queue.leave(&self.consumer, &self.lease, offset).await

@@ -315,7 +315,7 @@ impl Subscription for KafkaSubscription {
                     Err(error) => Ended::Failed(error),
                 },
                 committed = join(&mut self.committing) => Ended::Committed(committed?),
-                found = task::join(&mut self.looking) => Ended::Looked(found),
+                found = looked(&mut self.looking) => Ended::Looked(found),
                 () = tokio::time::sleep_until(wake) => Ended::Time,
             };
             match ended {
@@ -387,6 +387,14 @@ impl Drop for KafkaSubscription {
 async fn join(call: &mut Option<CommitCall>) -> Result<KafkaResult<()>> {
     match call {
         Some(call) => call.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What the look found, or never when there is none. Its questions have time-outs of their own.
+async fn looked(looking: &mut Option<JoinHandle<Result<Found>>>) -> Result<Found> {
+    match looking {
+        Some(looking) => looking.await.map_err(task::ended)?,
         None => std::future::pending().await,
     }
 }

@@ -14,7 +14,6 @@ use async_nats::jetstream::stream::{ConsumerErrorKind, Stream};
 use async_nats::{StatusCode, Subject, Subscriber, jetstream};
 use async_trait::async_trait;
 use futures_util::{StreamExt, TryStreamExt};
-use tokio::task::JoinHandle;
 
 use super::error::{classify, of_code};
 use super::link::{Link, Live};
@@ -25,7 +24,7 @@ use crate::broker::{Delivery, Origin, Subscription, topic};
 use crate::error::{Error, Kind, Result};
 use crate::handler::{ConsumerSpec, SLOTS_MAX};
 use crate::lease::Lease;
-use crate::task;
+use crate::task::{self, Call};
 
 /// The floor is told at most this often; a crash delivers what was done since again, and the inbox knows it.
 const TELL_EVERY: Duration = Duration::from_millis(100);
@@ -74,7 +73,7 @@ pub(super) struct StreamSubscription {
     /// Whether a successor has removed it.
     is_replaced: bool,
     next_trim: Instant,
-    trimming: Option<JoinHandle<Result<u64>>>,
+    trimming: Option<Call<u64>>,
 }
 
 impl StreamSubscription {

@@ -18,7 +18,7 @@ use amq_protocol::protocol::{AMQPClass, AMQPError, basic, channel, confirm, conn
 use amq_protocol::tcp::AMQPUriTcpExt;
 use amq_protocol::types::{AMQPValue, FieldTable};
 use futures_util::io::{ReadHalf, WriteHalf};
-use futures_util::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use futures_util::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, FutureExt};
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -121,7 +121,7 @@ impl Wire {
             closing: CancellationToken::new(),
         });
         let work = Work { shared: shared.clone(), heartbeat };
-        tokio::spawn(work.run(shake.frames, shake.writer));
+        tokio::spawn(work.run(shake.frames, shake.writer).boxed());
         Ok(Self { shared, turn: tokio::sync::Mutex::default(), frame_max })
     }
 

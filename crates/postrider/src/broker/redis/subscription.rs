@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, Script, ScriptInvocation, Value};
-use tokio::task::JoinHandle;
 
 use super::error::{of_streams, replaced, unexpected};
 use super::message::{Entry, EntryId};
@@ -20,7 +19,7 @@ use crate::error::Result;
 use crate::handler::{ConsumerSpec, SLOTS_MAX};
 use crate::lease::Lease;
 use crate::redis_server::Link;
-use crate::task;
+use crate::task::{self, Call};
 
 /// Positions are written at most this often; a crash delivers what was done since again, and the inbox knows it.
 const COMMIT_EVERY: Duration = Duration::from_millis(100);
@@ -76,9 +75,9 @@ pub(super) struct ShardSubscription {
     read_count: usize,
     /// Which shard is read first; each in its turn.
     turn: usize,
-    reading: Option<(Vec<usize>, JoinHandle<Result<Page>>)>,
-    committing: Option<JoinHandle<Result<()>>>,
-    trimming: Option<JoinHandle<Result<u64>>>,
+    reading: Option<(Vec<usize>, Call<Page>)>,
+    committing: Option<Call<()>>,
+    trimming: Option<Call<u64>>,
     last_commit: Instant,
     next_trim: Instant,
 }
@@ -310,9 +309,9 @@ impl ShardSubscription {
 }
 
 /// The page, or never when nothing is read. Cancel-safe.
-async fn page(reading: &mut Option<(Vec<usize>, JoinHandle<Result<Page>>)>) -> Result<Page> {
+async fn page(reading: &mut Option<(Vec<usize>, Call<Page>)>) -> Result<Page> {
     match reading {
-        Some((_, reading)) => reading.await.map_err(task::ended)?,
+        Some((_, reading)) => reading.await,
         None => std::future::pending().await,
     }
 }
@@ -364,16 +363,14 @@ impl Subscription for ShardSubscription {
     }
 
     async fn close(&mut self) -> Result<()> {
-        if let Some((_, reading)) = self.reading.take() {
-            reading.abort();
-        }
+        self.reading = None;
         if let Some(committing) = self.committing.take() {
-            task::join(&mut Some(committing)).await?;
+            committing.await?;
         }
         self.uncommitted();
         let positions: Vec<_> = self.shards.iter().map(|shard| (shard.number, shard.done_to)).collect();
         let seen: Vec<_> = self.shards.iter().map(|shard| shard.seen).collect();
         let reader = self.reader.clone();
-        task::join(&mut Some(task::start(async move { reader.leave(&positions, &seen).await }))).await
+        task::start(async move { reader.leave(&positions, &seen).await }).await
     }
 }

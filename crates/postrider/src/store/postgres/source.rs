@@ -37,21 +37,24 @@ macro_rules! columns {
 }
 pub(super) use columns;
 
-/// A new window. `id + 0` keeps the planner from walking the id index from the oldest row on.
+/// A new window. `id + 0` keeps the planner from walking the id index from the oldest row on. The payloads are made text
+/// after the limit: above a sort they would be, all of the window's, before it.
 const WINDOW: &str = concat!(
     "SELECT s.now::text, w.id, ",
     "w.event_id, w.topic, w.key, w.type, w.payload::text, w.payload_bytes, w.content_type, w.source, w.subject, ",
     "w.tenant, w.correlation, w.causation, w.traceparent, w.tracestate, w.headers, w.created_at ",
     "FROM (SELECT pg_current_snapshot() AS now) s LEFT JOIN ( \
-       SELECT * FROM postrider.outbox \
-       WHERE tx >= (SELECT pg_snapshot_xmax($1::text::pg_snapshot)) \
-         AND tx < (SELECT pg_snapshot_xmax(pg_current_snapshot())) \
-         AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) AND ($5::text IS NULL OR topic ~ $5) \
-       UNION ALL \
-       SELECT * FROM postrider.outbox \
-       WHERE tx = ANY (ARRAY(SELECT pg_snapshot_xip($1::text::pg_snapshot))) \
-         AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) AND ($5::text IS NULL OR topic ~ $5) \
-     ) w ON true ORDER BY w.id + 0 LIMIT $2"
+       SELECT * FROM ( \
+         SELECT * FROM postrider.outbox \
+         WHERE tx >= (SELECT pg_snapshot_xmax($1::text::pg_snapshot)) \
+           AND tx < (SELECT pg_snapshot_xmax(pg_current_snapshot())) \
+           AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) AND ($5::text IS NULL OR topic ~ $5) \
+         UNION ALL \
+         SELECT * FROM postrider.outbox \
+         WHERE tx = ANY (ARRAY(SELECT pg_snapshot_xip($1::text::pg_snapshot))) \
+           AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) AND ($5::text IS NULL OR topic ~ $5) \
+       ) u ORDER BY u.id + 0 LIMIT $2 \
+     ) w ON true ORDER BY w.id + 0"
 );
 
 /// The next page of a window that is being read. The conditions on tx are functions, so that only the id index fits.

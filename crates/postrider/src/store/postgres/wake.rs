@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use sqlx::PgPool;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgListener;
@@ -86,7 +87,7 @@ impl Wake {
 
     fn listen(&self, state: &mut State) {
         if state.listener.is_none() {
-            state.listener = Some(tokio::spawn(listen(self.pool.clone(), self.notify.clone())));
+            state.listener = Some(tokio::spawn(listen(self.pool.clone(), self.notify.clone()).boxed()));
         }
     }
 
