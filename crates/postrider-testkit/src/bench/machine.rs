@@ -1,7 +1,9 @@
 //! What the figures were measured on.
 
+use std::time::Duration;
+
 use super::bed::Bed;
-use crate::testbed::Result;
+use crate::testbed::{Result, machine_cpu, stolen_cpu};
 
 /// One line: processor, cores, memory, kernel, versions of the servers.
 pub(super) async fn describe(bed: &Bed) -> Result<String> {
@@ -19,6 +21,25 @@ pub(super) async fn describe(bed: &Bed) -> Result<String> {
         kernel.trim(),
         rabbit.trim()
     ))
+}
+
+/// How much of its CPU time the machine does not get: a host that gives it to others makes figures worse, and ratios less so.
+pub(super) struct Stolen {
+    used: Duration,
+    stolen: Duration,
+}
+
+impl Stolen {
+    pub(super) fn start() -> Result<Self> {
+        Ok(Self { used: machine_cpu()?, stolen: stolen_cpu()? })
+    }
+
+    /// Since the start.
+    pub(super) fn percent(&self) -> Result<f64> {
+        let stolen = stolen_cpu()?.saturating_sub(self.stolen).as_secs_f64();
+        let used = machine_cpu()?.saturating_sub(self.used).as_secs_f64();
+        Ok(stolen / (used + stolen).max(f64::EPSILON) * 100.0)
+    }
 }
 
 fn field(file: &str, name: &str) -> Option<String> {

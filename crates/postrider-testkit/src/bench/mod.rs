@@ -169,10 +169,13 @@ async fn measure(options: Options) -> Result<Report> {
     eprintln!("starting PostgreSQL and RabbitMQ");
     let bed = Bed::start(options.postrider, Scale::new(options.is_quick)).await?;
     let machine = machine::describe(&bed).await?;
-    let mut lines = Vec::new();
+    let (mut lines, mut stolen) = (Vec::new(), Vec::new());
     for figure in options.figures {
         eprintln!("{}:", figure.name());
+        let since = machine::Stolen::start()?;
         lines.extend(figure.measure(&bed).await.map_err(|error| format!("{}: {error}", figure.name()))?);
+        stolen.push(format!("{} {:.0} %", figure.name(), since.percent()?));
     }
+    let machine = format!("{machine} CPU time that the host gave to others: {}.", stolen.join(", "));
     Ok(Report { machine, is_quick: options.is_quick, lines })
 }

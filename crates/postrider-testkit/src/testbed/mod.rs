@@ -31,7 +31,7 @@ pub use mariadb::MariaDb;
 pub use nats::Nats;
 pub use port::free_port;
 pub use postgres::{Postgres, PostgresOptions};
-pub use process::{Process, Signal, children, cpu, is_running, machine_cpu, rss_bytes, signal, tree_cpu};
+pub use process::{Process, Signal, children, cpu, is_running, machine_cpu, rss_bytes, signal, stolen_cpu, tree_cpu};
 pub use proxy::TcpProxy;
 pub use rabbitmq::RabbitMq;
 pub use redis::Redis;

@@ -232,12 +232,20 @@ const TICK: Duration = Duration::from_millis(10);
 
 /// CPU time that everything on this machine has used, on all its cores.
 pub fn machine_cpu() -> Result<Duration> {
+    // user, nice, system, (idle, iowait,) irq, softirq
+    machine_times(&[0, 1, 2, 5, 6])
+}
+
+/// CPU time that this machine asked for and did not get, because its host gave it to others.
+pub fn stolen_cpu() -> Result<Duration> {
+    machine_times(&[7])
+}
+
+fn machine_times(places: &[usize]) -> Result<Duration> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let line = stat.lines().next().ok_or("/proc/stat is empty")?;
-    // user, nice, system, idle, iowait, irq, softirq
-    let times: Vec<u32> = line.split_whitespace().skip(1).take(7).map(str::parse).collect::<Result<_, _>>()?;
-    let ticks = times.iter().enumerate().filter(|(place, _)| !matches!(place, 3 | 4)).map(|(_, ticks)| ticks).sum();
-    Ok(TICK * ticks)
+    let times: Vec<u32> = line.split_whitespace().skip(1).map(str::parse).collect::<Result<_, _>>()?;
+    Ok(TICK * places.iter().filter_map(|place| times.get(*place)).sum())
 }
 
 /// CPU time, user and system, of a process and of those of its children that it has waited for.
