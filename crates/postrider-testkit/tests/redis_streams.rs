@@ -5,7 +5,7 @@
 mod log_bed;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log_bed::LogBed;
 use postrider::Kind;
@@ -241,6 +241,38 @@ mod own_servers {
             server.restart().await.expect("restarted");
         })
         .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_server_that_loads_its_data_is_waited_for_and_not_taken_for_an_unsafe_one() {
+        let mut server = testbed::Redis::start_private().await.expect("Redis starts");
+        let broker = open(RedisStreamSettings::new(server.url()));
+        // Enough to take a while.
+        let mut redis = connect(server.url()).await;
+        for part in 0..10 {
+            let fill = "for i = 1, 60000 do redis.call('SET', ARGV[1] .. ':' .. i, i) end";
+            redis::cmd("EVAL").arg(fill).arg(0).arg(part).exec_async(&mut redis).await.expect("filled");
+        }
+        server.kill().await.expect("killed");
+        let look = async {
+            let (mut has_loaded, until) = (false, Instant::now() + Duration::from_secs(60));
+            loop {
+                assert!(Instant::now() < until, "it does not come back");
+                match broker.inspect().await {
+                    Ok(findings) => {
+                        assert!(findings.iter().all(|finding| finding.severity == Severity::Ok), "{findings:?}");
+                        return has_loaded;
+                    }
+                    Err(error) => {
+                        assert_eq!(error.kind(), Kind::Unavailable, "{error}");
+                        has_loaded |= error.to_string().contains("it loads its data");
+                    }
+                }
+            }
+        };
+        let (restarted, has_loaded) = tokio::join!(server.restart(), look);
+        restarted.expect("restarted");
+        assert!(has_loaded, "it was never seen loading");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,7 @@
 
 use super::Link;
 use crate::doctor::Finding;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 
 /// The answer to `INFO`, one command that every Redis and most hosted ones allow, unlike `CONFIG`.
 pub(crate) struct Info(String);
@@ -12,9 +12,19 @@ impl Info {
     pub async fn read(link: &Link) -> Result<Option<Self>> {
         let info = link.call(async |connection| redis::cmd("INFO").query_async(connection).await).await;
         match info {
-            Ok(text) => Ok(Some(Self(text))),
+            Ok(text) => Self(text).ready(&link.shown).map(Some),
             Err(error) if error.kind() == Kind::Denied => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// While Redis loads its file after a start, it says that it has none.
+    fn ready(self, shown: &str) -> Result<Self> {
+        match self.value("loading") {
+            Some("1") => {
+                Err(Error::new(Kind::Unavailable, format!("Redis at {shown} is not ready: it loads its data")))
+            }
+            _ => Ok(self),
         }
     }
 
