@@ -249,8 +249,8 @@ mod own_servers {
         let broker = open(RedisStreamSettings::new(server.url()));
         // Enough to take a while.
         let mut redis = connect(server.url()).await;
-        for part in 0..10 {
-            let fill = "for i = 1, 60000 do redis.call('SET', ARGV[1] .. ':' .. i, i) end";
+        for part in 0..200 {
+            let fill = "for i = 1, 3000 do redis.call('SET', ARGV[1] .. ':' .. i, i) end";
             redis::cmd("EVAL").arg(fill).arg(0).arg(part).exec_async(&mut redis).await.expect("filled");
         }
         server.kill().await.expect("killed");

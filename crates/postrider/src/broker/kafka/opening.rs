@@ -10,7 +10,7 @@ use rdkafka::{Offset, TopicPartitionList};
 
 use super::client::{self, Listener};
 use super::cluster::{Cluster, Shape};
-use super::error::{classify, repartitioned};
+use super::error::{classify, code, is_missing, repartitioned};
 use super::progress::{Commit, Progress};
 use super::settings::KafkaSettings;
 use crate::broker::topic;
@@ -22,6 +22,9 @@ pub(super) type Reader = StreamConsumer<Listener>;
 
 /// A commit of one partition: topic, partition, offset and metadata.
 pub(super) type Written = (String, i32, Commit);
+
+/// How far one partition was read: topic, partition, and one above the highest offset.
+pub(super) type Read = (String, i32, i64);
 
 /// What a slot reads. Knows nothing of how.
 #[derive(Clone)]
@@ -124,6 +127,8 @@ pub(super) struct Found {
     pub topics: BTreeMap<String, u32>,
     /// The slot's partitions of them.
     pub opened: Vec<Opened>,
+    /// Partitions that were known, and end before what was read of them. While there are any, nothing is opened.
+    pub shorter: Vec<(String, i32)>,
 }
 
 /// Looks for topics that are not known yet, and opens the slot's partitions of them: reads where the last holder was, and
@@ -133,7 +138,7 @@ pub(super) async fn look(
     reader: Arc<Reader>,
     wish: Wish,
     known: BTreeMap<String, u32>,
-    read_to: Vec<(String, i32, i64)>,
+    read: Vec<Read>,
 ) -> Result<Found> {
     let mut shape = cluster.look(None).await?;
     let absent: Vec<String> = wish.absent(&shape).collect();
@@ -145,23 +150,18 @@ pub(super) async fn look(
         }
     }
     let topics = wish.compare(&known, &shape)?;
-    if let Some((topic, partition)) = shorter(reader.clone(), read_to, wish.settings.answer_timeout).await? {
-        return Err(Error::new(
-            Kind::Missing,
-            format!("partition {partition} of {topic:?} ends before what was read of it: it was cut, or made anew"),
-        )
-        .with_remedy("nothing, it is read on; the next lines of the log say what was lost"));
-    }
-    let partitions = wish.partitions(&topics);
-    if partitions.is_empty() {
-        return Ok(Found { topics, opened: Vec::new() });
-    }
     let (window, wait) = (wish.window(), wish.settings.answer_timeout);
+    let asked = reader.clone();
+    let shorter = client::call(move || shorter(&asked, &read, wait)).await?;
+    let partitions = wish.partitions(&topics);
+    if !shorter.is_empty() || partitions.is_empty() {
+        return Ok(Found { topics, opened: Vec::new(), shorter });
+    }
     let open = move || open(&reader, &partitions, window, wait);
     let opened = client::call(open).await?;
     let doing = || format!("read the offsets of the group {:?}", wish.group());
     let opened = opened.map_err(|error| classify(&error, doing(), &wish.shown))?;
-    Ok(Found { topics, opened })
+    Ok(Found { topics, opened, shorter })
 }
 
 /// Blocks.
@@ -193,24 +193,36 @@ fn open(reader: &Reader, partitions: &[(String, i32)], window: i64, wait: Durati
     Ok(opened)
 }
 
-/// A partition whose log ends before what was read of it. Kafka says so by itself when it is asked for more, but a client that
-/// learns of a new topic under an old name may wait in silence.
-async fn shorter(
-    reader: Arc<Reader>,
-    read_to: Vec<(String, i32, i64)>,
-    wait: Duration,
-) -> Result<Option<(String, i32)>> {
-    let find = move || {
-        for (topic, partition, read_to) in read_to {
-            // What cannot be asked now is asked at the next look.
-            let (_, high) = reader.fetch_watermarks(&topic, partition, wait).ok()?;
-            if high < read_to {
-                return Some((topic, partition));
-            }
+/// The partitions whose log ends before what was read of it. Kafka says so by itself when it is asked for more, but a client
+/// that learns of a new topic under an old name may wait in silence. Blocks.
+fn shorter(reader: &Reader, read: &[Read], wait: Duration) -> Vec<(String, i32)> {
+    let mut shorter = Vec::new();
+    for (topic, partition, read_to) in read {
+        // What cannot be asked now is asked at the next look.
+        let Ok((_, high)) = reader.fetch_watermarks(topic, *partition, wait) else { break };
+        if high < *read_to {
+            shorter.push((topic.clone(), *partition));
         }
-        None
-    };
-    client::call(find).await
+    }
+    shorter
+}
+
+/// Has the next holder read from its start what is not the log that was read, which is known of some: what was committed of
+/// the other may well lie within this one, and would skip what is below. Blocks.
+pub(super) fn start_over(reader: &Reader, read: &[Read], known: &[(String, i32)], wait: Duration) -> KafkaResult<()> {
+    let mut commits = Vec::new();
+    for (topic, partition, read_to) in read {
+        let (low, high) = match reader.fetch_watermarks(topic, *partition, wait) {
+            Ok(marks) => marks,
+            Err(error) if code(&error).is_some_and(is_missing) => continue,
+            Err(error) => return Err(error),
+        };
+        let is_known = known.iter().any(|known| known.0 == *topic && known.1 == *partition);
+        if is_known || high < *read_to {
+            commits.push((topic.clone(), *partition, Commit { offset: low, bound: low }));
+        }
+    }
+    if commits.is_empty() { Ok(()) } else { write(reader, &commits) }
 }
 
 /// Where to go on, if Kafka does not have any more what was committed. What is lost then is said loudly.

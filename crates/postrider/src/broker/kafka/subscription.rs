@@ -17,7 +17,7 @@ use super::client::{self, Listener};
 use super::cluster::Cluster;
 use super::error::{classify, code, is_denied, is_missing};
 use super::message;
-use super::opening::{self, Found, Opened, Reader, Wish, Written};
+use super::opening::{self, Found, Opened, Read, Reader, Wish, Written};
 use super::progress::Commit;
 use crate::broker::{Delivery, Subscription};
 use crate::error::{Error, Kind, Result};
@@ -37,6 +37,9 @@ const CLOSE_WAIT: Duration = Duration::from_secs(5);
 const FETCH_AGAIN: Duration = Duration::from_millis(10);
 /// What librdkafka holds of messages that nobody has taken yet.
 const FETCHED_KBYTES: &str = "16384";
+
+/// What to do about a log that was cut.
+const READ_ON: &str = "nothing, it is read on; the next lines of the log say what was lost";
 
 type CommitCall = client::Call<KafkaResult<()>>;
 
@@ -65,6 +68,8 @@ pub(super) struct KafkaSubscription {
     is_away: bool,
     /// What was read is not what Kafka has now, so its offsets mean nothing.
     is_cut: bool,
+    /// The partitions of which that is known.
+    shorter: Vec<(String, i32)>,
 }
 
 impl KafkaSubscription {
@@ -101,6 +106,7 @@ impl KafkaSubscription {
             next_look: now + wish.settings.refresh,
             is_away: false,
             is_cut: false,
+            shorter: Vec::new(),
             cluster,
             wish,
         };
@@ -115,10 +121,13 @@ impl KafkaSubscription {
 
     fn look(&self) -> Result<JoinHandle<Result<Found>>> {
         let (cluster, reader) = (self.cluster.clone(), self.reader()?);
-        let read_to = |opened: &Opened| (opened.topic.clone(), opened.partition, opened.progress.read_to());
-        let read_to = self.partitions.iter().map(read_to).collect();
-        let looking = opening::look(cluster, reader, self.wish.clone(), self.topics.clone(), read_to);
+        let looking = opening::look(cluster, reader, self.wish.clone(), self.topics.clone(), self.read());
         Ok(tokio::spawn(looking))
+    }
+
+    fn read(&self) -> Vec<Read> {
+        let read = |opened: &Opened| (opened.topic.clone(), opened.partition, opened.progress.read_to());
+        self.partitions.iter().map(read).collect()
     }
 
     fn take_found(&mut self, found: Found) -> Result<()> {
@@ -160,6 +169,8 @@ impl KafkaSubscription {
             }
             let Some((_, _, mut delivery)) = self.parked.remove(at) else { break };
             let Some(is_redelivered) = self.partitions[place].progress.deliver(offset) else {
+                let opened = &self.partitions[place];
+                self.shorter.push((opened.topic.clone(), opened.partition));
                 return Err(self.cut());
             };
             self.next_tag += 1;
@@ -176,7 +187,7 @@ impl KafkaSubscription {
         self.is_cut = true;
         let group = self.wish.group();
         Error::new(Kind::Unavailable, format!("messages of the group {group:?} are gone: a log was cut or made anew"))
-            .with_remedy("nothing, it is read on; the next lines of the log say what was lost")
+            .with_remedy(READ_ON)
     }
 
     /// Writes offsets, if it is time and something is new.
@@ -263,7 +274,15 @@ impl KafkaSubscription {
         self.looking = None;
         self.next_look = Instant::now() + self.wish.settings.refresh;
         match found {
-            Ok(found) => self.take_found(found),
+            Ok(found) => match found.shorter.first() {
+                None => self.take_found(found),
+                Some((topic, partition)) => {
+                    let what = format!("partition {partition} of {topic:?} ends before what was read of it");
+                    let error = Error::new(Kind::Missing, format!("{what}: it was cut, or made anew"));
+                    (self.is_cut, self.shorter) = (true, found.shorter);
+                    Err(error.with_remedy(READ_ON))
+                }
+            },
             Err(error) if error.kind() == Kind::Unavailable => {
                 tracing::debug!(consumer = %self.wish.consumer.name, %error, "topics cannot be looked at");
                 Ok(())
@@ -353,11 +372,15 @@ impl Subscription for KafkaSubscription {
         if let Some(committing) = self.committing.take() {
             let _ = tokio::time::timeout(CLOSE_WAIT, committing).await;
         }
-        let last = self.partitions.iter().enumerate().map(|(n, opened)| (n, opened.progress.last()));
-        let last: Vec<_> = if self.is_cut { Vec::new() } else { last.collect() };
-        let commits = self.written(&last);
+        let last: Vec<_> = self.partitions.iter().map(|opened| opened.progress.last()).enumerate().collect();
+        let (commits, read, wait) = (self.written(&last), self.read(), self.wish.settings.answer_timeout);
+        let shorter = self.is_cut.then(|| std::mem::take(&mut self.shorter));
         let closing = client::call(move || {
-            let closed = if commits.is_empty() { Ok(()) } else { opening::write(&reader, &commits) };
+            let closed = match shorter {
+                Some(known) => opening::start_over(&reader, &read, &known, wait),
+                None if commits.is_empty() => Ok(()),
+                None => opening::write(&reader, &commits),
+            };
             client::end_shared(reader);
             closed
         });
