@@ -24,6 +24,8 @@ use crate::trace::Publish;
 const SETTLE_EVERY: Duration = Duration::from_millis(100);
 /// The side table is looked at this often while it holds something.
 const DUE_EVERY: Duration = Duration::from_millis(500);
+/// A look at a large side table takes long; this many times as long it is then left alone.
+const DUE_REST: u32 = 4;
 /// Rows of the side table taken at once.
 const DUE_LIMIT: usize = 500;
 /// The side table's keys are read anew this often, in case a person discarded some.
@@ -118,6 +120,7 @@ struct Run<'a> {
     hold_until: Option<Instant>,
     last_work: Instant,
     next_poll: Instant,
+    due_began: Instant,
     next_due: Instant,
     next_reopen: Instant,
     last_settle: Instant,
@@ -157,6 +160,7 @@ impl<'a> Run<'a> {
             hold_until: None,
             last_work: now,
             next_poll: now,
+            due_began: now,
             next_due: now,
             next_reopen: now + REOPEN_EVERY,
             last_settle: now,
@@ -431,6 +435,7 @@ impl<'a> Run<'a> {
         if !self.pipeline.is_due_settled() {
             return now + DUE_EVERY;
         }
+        self.due_began = now;
         let (source, lease) = (self.lane.source.clone(), self.lane.lease.clone());
         let version = (now >= self.next_reopen).then(|| self.pipeline.parked_version());
         self.dueing = Some(task::start(async move {
@@ -451,7 +456,8 @@ impl<'a> Run<'a> {
             self.next_reopen = now + REOPEN_EVERY;
         }
         // A full page means that there is more to come.
-        self.next_due = if due.rows.len() < DUE_LIMIT { now + DUE_EVERY } else { now };
+        let rest = DUE_EVERY.max(now.saturating_duration_since(self.due_began) * DUE_REST);
+        self.next_due = if due.rows.len() < DUE_LIMIT { now + rest } else { now };
         let broker = &self.lane.broker;
         self.pipeline.accept_due(due.rows, |event| broker.check(event));
     }

@@ -46,6 +46,8 @@ impl Nap {
         let Some(alarm) = self.alarm.as_ref().filter(|_| is_short) else {
             return tokio::time::sleep_until(at.into()).await;
         };
+        // A time that is past must not keep other tasks waiting, as a timer of tokio would not.
+        tokio::task::consume_budget().await;
         // A wait that was given up may ring too.
         while Instant::now() < at {
             alarm.setting().at = Some(at);

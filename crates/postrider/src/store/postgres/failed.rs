@@ -44,19 +44,20 @@ const RECALL: &str = "WITH back AS ( \
 
 /// Which of these have failed already.
 pub(super) async fn known(connection: &mut PgConnection, destination: &str, ids: &[i64]) -> Result<Vec<i64>> {
-    let rows = sqlx::query(KNOWN).bind(destination).bind(ids).fetch_all(connection).await.map_err(db)?;
+    let rows =
+        sqlx::query(KNOWN).persistent(false).bind(destination).bind(ids).fetch_all(connection).await.map_err(db)?;
     rows.iter().map(|row| row.try_get(0).map_err(db)).collect()
 }
 
 /// Writes the dead letters of parked events that have just failed.
 pub(super) async fn bury(connection: &mut PgConnection, destination: &str, ids: &[i64]) -> Result<()> {
-    sqlx::query(BURY).bind(destination).bind(ids).execute(connection).await.map_err(db)?;
+    sqlx::query(BURY).persistent(false).bind(destination).bind(ids).execute(connection).await.map_err(db)?;
     Ok(())
 }
 
 /// Removes parked events that were published, and their dead letters.
 pub(super) async fn published(connection: &mut PgConnection, destination: &str, ids: &[i64]) -> Result<()> {
-    sqlx::query(PUBLISHED).bind(destination).bind(ids).execute(connection).await.map_err(db)?;
+    sqlx::query(PUBLISHED).persistent(false).bind(destination).bind(ids).execute(connection).await.map_err(db)?;
     Ok(())
 }
 
