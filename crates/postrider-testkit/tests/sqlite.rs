@@ -111,6 +111,7 @@ suite!(
         a_replayed_event_that_fails_again_is_dead_again,
         a_recalled_event_has_failed_as_before,
         a_discarded_event_lets_its_key_go_on,
+        a_discarded_event_that_is_read_again_is_not_published,
         an_event_that_is_published_after_all_is_no_dead_letter,
         an_event_that_failed_twice_has_one_dead_letter,
     ]

@@ -8,6 +8,7 @@ use postrider::Kind;
 use postrider::Route;
 use postrider::dead::{DeadFilter, DeadLetters, DeadView, Replay, Replayed, Stage, Stopped};
 use postrider::event::Event;
+use postrider::lease::Leases as _;
 use postrider::source::{Failure, Park, ParkedState, Settlement};
 use postrider::upkeep::{Retention, Upkeep};
 use tokio::sync::watch;
@@ -158,6 +159,29 @@ pub async fn a_discarded_event_lets_its_key_go_on(bed: &impl Bed) {
     assert_eq!(bed.outbox_status(&behind).await, "published");
     let retention = Retention { dead: Duration::ZERO, ..Retention::default() };
     assert_eq!(bed.store().maintain(&retention).await.expect("upkeep").dead_deleted, 2);
+}
+
+/// What was discarded before the position has passed it is read again, and not published behind what followed it.
+pub async fn a_discarded_event_that_is_read_again_is_not_published(bed: &impl Bed) {
+    commit(bed, &[event("k", "poison"), event("k", "behind")]).await;
+    let (source, lease) = (bed.source(1), bed.lease(0).await);
+    let position = source.open(&lease).await.expect("opened").position;
+    let page = source.read(&lease, &position, 10).await.expect("read");
+    let failure = Failure { kind: "unroutable".to_owned(), message: "no queue".to_owned() };
+    let (state, delay) = (ParkedState::Failed, Duration::ZERO);
+    let park = vec![Park { id: page.rows[0].id, state, attempts: 1, delay, failure: Some(failure) }];
+    source.settle(&lease, &Settlement { park, ..Settlement::default() }).await.expect("settled, without a position");
+    assert_eq!(bed.store().dead_discard(&DeadFilter::default(), "a test", "test").await.expect("discarded"), 1);
+    bed.store().give_back(&lease).await.expect("given back");
+
+    let (broker, is_mended) = broker();
+    is_mended.store(true, Ordering::SeqCst);
+    let relay = Running::start(bed, broker.clone(), settings());
+    until("following", async || !broker.arrived().is_empty()).await;
+    commit(bed, &[event("k", "later")]).await;
+    until("following", async || broker.arrived().len() >= 2).await;
+    relay.stop().await;
+    assert_eq!(names(&broker.arrived()), ["behind", "later"]);
 }
 
 /// The relay had it in hand when it was taken back: what was published is no dead letter.

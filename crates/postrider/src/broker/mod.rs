@@ -141,9 +141,21 @@ pub struct RawMessage {
 impl RawMessage {
     /// An id that is always the same for the same content.
     pub fn id(&self) -> Uuid {
+        self.hashed([])
+    }
+
+    /// An id that is always the same for the same message. Where the broker numbers messages, others of the same content
+    /// have other ids; elsewhere those of other topics.
+    pub fn id_at(&self, origin: &Origin) -> Uuid {
+        let Origin { exchange, topic, offset, .. } = origin;
+        let names = exchange.bytes().chain([0]).chain(topic.bytes()).chain([0]);
+        self.hashed(names.chain(offset.unwrap_or(-1).to_be_bytes()))
+    }
+
+    fn hashed(&self, place: impl IntoIterator<Item = u8>) -> Uuid {
         let headers =
             self.headers.iter().flat_map(|(name, value)| name.bytes().chain([0]).chain(value.bytes()).chain([0]));
-        let headers = topic::fnv64(headers);
+        let headers = topic::fnv64(headers.chain(place));
         let payload = topic::fnv64(self.payload.iter().copied());
         id_of_hash(u128::from(headers) << 64 | u128::from(payload))
     }
@@ -193,5 +205,21 @@ pub trait Subscription: Send {
     /// Ends the subscription in good order. Not calling it is safe: what was acked may then be delivered again.
     async fn close(&mut self) -> Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_messages_at_other_places_have_other_ids() {
+        let raw = RawMessage { headers: BTreeMap::new(), payload: Bytes::from_static(b"{}") };
+        let at = |topic: &str, offset: Option<i64>| Origin { topic: topic.to_owned(), offset, ..Origin::default() };
+        let id = raw.id_at(&at("orders.paid", Some(7)));
+        assert_eq!(raw.id_at(&at("orders.paid", Some(7))), id, "delivered again");
+        assert_ne!(raw.id_at(&at("orders.paid", Some(8))), id);
+        assert_ne!(raw.id_at(&at("orders.cancelled", Some(7))), id);
+        assert_ne!(raw.id_at(&at("orders.paid", None)), raw.id_at(&at("orders.cancelled", None)));
     }
 }

@@ -68,7 +68,7 @@ pub(super) async fn do_work<I: Inbox>(
             let kind = undecodable.error.kind().as_str();
             let failed = failed(kind, &undecodable.error);
             let body = Body::Raw(&undecodable.raw);
-            let is_buried = worker.bury(body, undecodable.raw.id(), &failed, &origin, None).await;
+            let is_buried = worker.bury(body, undecodable.raw.id_at(&origin), &failed, &origin, None).await;
             Finished { tags: is_buried.map(|()| tag).into_iter().collect(), ..Finished::default() }
         }
     }

@@ -144,8 +144,7 @@ impl<'a> Run<'a> {
             attempts_max: lane.settings.attempts_max,
             delay: Box::new(move |attempts| backoff.delay_with(attempts, &mut fastrand::Rng::new())),
         };
-        let mut pipeline = Pipeline::new(lane.broker.batching(), policy);
-        pipeline.set_parked(&opened, 0);
+        let pipeline = Pipeline::new(lane.broker.batching(), policy, &opened);
         let now = Instant::now();
         Ok(Run {
             lane,

@@ -5,7 +5,7 @@
 //! it, in page order.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +61,8 @@ pub(super) struct Pipeline {
     parked_keyless: u64,
     /// Counts changes of the two above.
     parked_version: u64,
+    /// Rows that are not to be published, if they are read again.
+    discarded: HashSet<i64>,
     /// Items that came from the side table and are not settled yet.
     due_open: usize,
     settlement: Settlement,
@@ -68,8 +70,9 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    pub fn new(batching: Batching, policy: RetryPolicy) -> Self {
-        Self {
+    /// `opened` is what the side table holds.
+    pub fn new(batching: Batching, policy: RetryPolicy, opened: &Opened) -> Self {
+        let mut pipeline = Self {
             batching,
             policy,
             first_page: 0,
@@ -79,10 +82,13 @@ impl Pipeline {
             parked: HashMap::new(),
             parked_keyless: 0,
             parked_version: 0,
+            discarded: opened.discarded.iter().copied().collect(),
             due_open: 0,
             settlement: Settlement::default(),
             notices: Vec::new(),
-        }
+        };
+        pipeline.set_parked(opened, 0);
+        pipeline
     }
 
     /// Changes whenever something is parked or published from the side table.
@@ -125,7 +131,9 @@ impl Pipeline {
         let number = self.first_page + self.pages.len() as u64;
         self.pages.push_back(PageState { next: page.next, open: page.rows.len() });
         for row in page.rows {
-            if row.key.as_ref().is_some_and(|key| self.parked.contains_key(key)) {
+            if self.discarded.contains(&row.id) {
+                self.close(Some(number));
+            } else if row.key.as_ref().is_some_and(|key| self.parked.contains_key(key)) {
                 self.park_new(Some(number), row.id, row.key, ParkedState::Waiting, 0, None);
             } else {
                 self.accept_row(Some(number), row, 0, &check);
@@ -325,7 +333,13 @@ mod tests {
     use crate::error::Kind;
 
     fn pipeline(batching: Batching) -> Pipeline {
-        Pipeline::new(batching, RetryPolicy { attempts_max: 3, delay: Box::new(|_| Duration::ZERO) })
+        without(batching, &[])
+    }
+
+    fn without(batching: Batching, discarded: &[i64]) -> Pipeline {
+        let position = Position::at_id(0);
+        let opened = Opened { position, parked_keys: Vec::new(), parked_keyless: 0, discarded: discarded.to_vec() };
+        Pipeline::new(batching, RetryPolicy { attempts_max: 3, delay: Box::new(|_| Duration::ZERO) }, &opened)
     }
 
     fn row(id: i64, key: &str) -> Row {
@@ -356,6 +370,15 @@ mod tests {
         assert!(pipeline.take(10).is_empty());
         pipeline.confirmed(batch.remove(0));
         assert_eq!(ids(&pipeline.take(10)), [2]);
+    }
+
+    #[test]
+    fn what_was_discarded_is_passed_over_when_it_is_read_again() {
+        let mut pipeline = without(Batching::Independent, &[1, 2]);
+        pipeline.accept(page(&[(1, "a")]), |_| Ok(()));
+        assert_eq!(pipeline.settlement().position, Some(Position::at_id(1)));
+        pipeline.accept(page(&[(2, "a"), (3, "a")]), |_| Ok(()));
+        assert_eq!(ids(&pipeline.take(10)), [3]);
     }
 
     #[test]

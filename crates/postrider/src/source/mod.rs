@@ -68,7 +68,13 @@ pub struct Opened {
     pub parked_keys: Vec<(String, u64)>,
     /// How many parked events have no key.
     pub parked_keyless: u64,
+    /// Rows that a person has discarded, the newest [`DISCARDED_MAX`] of them. The side table does not hold them back any
+    /// more, and those after the position are read again.
+    pub discarded: Vec<i64>,
 }
+
+/// How many discarded rows a lane knows of. Those that matter lie between the position and the end of what was read.
+pub const DISCARDED_MAX: i64 = 100_000;
 
 /// Why an event stands in the side table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -104,12 +104,7 @@ impl Publisher {
         deadline: Instant,
     ) -> Result<()> {
         match answer {
-            Ok(ack) if ack.stream == self.settings.stream => Ok(()),
-            Ok(ack) => Err(Error::new(
-                Kind::Mismatch,
-                format!("the stream {:?} has taken an event for {:?}", ack.stream, self.settings.stream),
-            )
-            .with_remedy("let only one stream have the subjects of this prefix")),
+            Ok(ack) => stored(&ack, &self.settings.stream),
             Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
                 Err(self.unheard(live, event, deadline).await)
             }
@@ -158,5 +153,35 @@ impl Publisher {
 
     fn late(&self) -> Error {
         Error::new(Kind::Unavailable, format!("NATS at {} does not confirm in time", self.link.shown()))
+    }
+}
+
+/// Whether an answer says that the event is on the stream.
+fn stored(ack: &PublishAck, stream: &str) -> Result<()> {
+    if ack.stream != stream {
+        let message = format!("the stream {:?} has taken an event for {stream:?}", ack.stream);
+        let remedy = "let only one stream have the subjects of this prefix";
+        return Err(Error::new(Kind::Mismatch, message).with_remedy(remedy));
+    }
+    // An older cluster knows an id from its proposal on, calls a repetition a duplicate, and may drop the proposal.
+    if ack.sequence == 0 {
+        let message = format!("the stream {stream:?} has seen an event and not stored it yet");
+        return Err(Error::new(Kind::Unavailable, message).with_remedy("nothing, it is sent again"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_answer_with_a_sequence_says_that_the_event_is_stored() {
+        let answer = |text: &str| stored(&serde_json::from_str(text).expect("an answer"), "postrider");
+        assert!(answer(r#"{"stream":"postrider","seq":7}"#).is_ok());
+        assert!(answer(r#"{"stream":"postrider","seq":7,"duplicate":true}"#).is_ok(), "stored before");
+        let error = answer(r#"{"stream":"postrider","seq":0,"duplicate":true}"#).expect_err("proposed, not stored");
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert_eq!(answer(r#"{"stream":"other","seq":7}"#).expect_err("elsewhere").kind(), Kind::Mismatch);
     }
 }

@@ -9,6 +9,7 @@ use super::error::db;
 use super::row::event_columns;
 use super::{list, marks, now, now_text};
 use crate::error::Result;
+use crate::source::DISCARDED_MAX;
 
 /// Those that have failed before: a settlement that comes twice adds no attempts.
 const KNOWN: &str = "SELECT id FROM postrider_parked WHERE destination = ? AND state = 'failed' AND id IN";
@@ -228,6 +229,16 @@ pub(super) async fn recall(tx: &mut MySqlConnection, dead: &[i64]) -> Result<u64
         }
     }
     Ok(recalled)
+}
+
+/// The outbox rows of what a person has discarded, the newest first.
+const DISCARDED: &str = "SELECT outbox_id FROM postrider_dead_letter WHERE stage = 'relay' AND consumer = ? \
+     AND state = 'discarded' AND outbox_id IS NOT NULL ORDER BY id DESC LIMIT ?";
+
+/// The outbox rows of what a person has discarded.
+pub(super) async fn discarded(tx: &mut MySqlConnection, destination: &str) -> Result<Vec<i64>> {
+    let query = sqlx::query(DISCARDED).bind(format!("relay/{destination}")).bind(DISCARDED_MAX);
+    query.fetch_all(tx).await.map_err(db)?.iter().map(|row| row.try_get(0).map_err(db)).collect()
 }
 
 /// Removes the events of discarded dead letters from the side table. The next of a key is due when it is the first.

@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 use super::error::{db, is_deadlock};
 use super::lease::is_alive;
 use super::row::{self, event_columns};
-use super::{DEADLOCKS_MAX, MysqlStore, list, parked, recovery};
+use super::{DEADLOCKS_MAX, MysqlStore, failed, list, parked, recovery};
 use crate::broker::topic::Route;
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
@@ -219,6 +219,7 @@ impl Source for MysqlSource {
             return Err(self.lost(lease));
         }
         let (parked_keys, parked_keyless) = parked::keys(&mut tx, self, lease.slot).await?;
+        let discarded = failed::discarded(&mut tx, &self.destination).await?;
         tx.commit().await.map_err(db)?;
         let mut open = self.lanes_open();
         let fresh = || OpenLane { epoch: lease.epoch, settled: 0, pages: BTreeMap::new() };
@@ -230,7 +231,7 @@ impl Source for MysqlSource {
         if lane.epoch < lease.epoch {
             *lane = fresh();
         }
-        Ok(Opened { position: Position::at_id(lane.settled), parked_keys, parked_keyless })
+        Ok(Opened { position: Position::at_id(lane.settled), parked_keys, parked_keyless, discarded })
     }
 
     async fn look_back(&self, published: Option<&Mark>) -> Result<LookBack> {

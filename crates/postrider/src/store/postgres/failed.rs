@@ -5,6 +5,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::error::db;
 use crate::error::Result;
+use crate::source::DISCARDED_MAX;
 
 /// Those that have failed before: a settlement that comes twice adds no attempts.
 const KNOWN: &str = "SELECT id FROM postrider.parked WHERE destination = $1 AND id = ANY ($2) AND state = 'failed'";
@@ -41,6 +42,17 @@ const RECALL: &str = "WITH back AS ( \
        WHERE d.id = ANY ($1) AND d.stage = 'relay' AND d.state = 'replaying' AND p.destination = substr(d.consumer, 7) \
          AND p.state = 'retrying' AND p.attempts = 0 AND p.event_id = d.message_id RETURNING d.id \
      ) UPDATE postrider.dead_letter d SET state = 'dead' WHERE d.id IN (SELECT id FROM back)";
+
+/// The outbox rows of what a person has discarded, the newest first.
+const DISCARDED: &str = "SELECT (origin ->> 'outbox_id')::bigint FROM postrider.dead_letter \
+     WHERE stage = 'relay' AND consumer = 'relay/' || $1 AND state = 'discarded' AND origin ->> 'outbox_id' IS NOT NULL \
+     ORDER BY id DESC LIMIT $2";
+
+/// The outbox rows of what a person has discarded.
+pub(super) async fn discarded(connection: &mut PgConnection, destination: &str) -> Result<Vec<i64>> {
+    let query = sqlx::query(DISCARDED).persistent(false).bind(destination).bind(DISCARDED_MAX);
+    query.fetch_all(connection).await.map_err(db)?.iter().map(|row| row.try_get(0).map_err(db)).collect()
+}
 
 /// Which of these have failed already.
 pub(super) async fn known(connection: &mut PgConnection, destination: &str, ids: &[i64]) -> Result<Vec<i64>> {

@@ -391,6 +391,7 @@ impl Source for LogSource {
         .fetch_all(&mut *tx)
         .await
         .map_err(db)?;
+        let discarded = failed::discarded(&mut tx, &self.destination).await?;
         let now: String = sqlx::query("SELECT pg_current_snapshot()::text")
             .fetch_one(&mut *tx)
             .await
@@ -407,7 +408,7 @@ impl Source for LogSource {
         }
         drop(open);
 
-        let mut opened = Opened { position, parked_keys: Vec::new(), parked_keyless: 0 };
+        let mut opened = Opened { position, parked_keys: Vec::new(), parked_keyless: 0, discarded };
         for row in keys {
             let count = row.try_get::<i64, _>(1).map_err(db)? as u64;
             match row.try_get::<Option<String>, _>(0).map_err(db)? {

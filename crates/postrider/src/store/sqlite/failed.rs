@@ -5,6 +5,7 @@ use sqlx::{Row as _, SqliteConnection};
 
 use super::dead::now_text;
 use super::now_ms;
+use crate::source::DISCARDED_MAX;
 use crate::store::json;
 
 type Result<T> = std::result::Result<T, sqlx::Error>;
@@ -88,6 +89,17 @@ pub(super) async fn published(connection: &mut SqliteConnection, destination: &s
 pub(super) async fn revive(connection: &mut SqliteConnection, dead: &[i64]) -> Result<()> {
     sqlx::query(REVIVE).bind(json(&dead)).execute(connection).await?;
     Ok(())
+}
+
+/// The outbox rows of what a person has discarded, the newest first.
+const DISCARDED: &str = "SELECT CAST(json_extract(origin, '$.outbox_id') AS INTEGER) FROM dead_letter
+      WHERE stage = 'relay' AND consumer = 'relay/' || ?1 AND state = 'discarded'
+        AND json_extract(origin, '$.outbox_id') IS NOT NULL ORDER BY id DESC LIMIT ?2";
+
+/// The outbox rows of what a person has discarded.
+pub(super) async fn discarded(connection: &mut SqliteConnection, destination: &str) -> Result<Vec<i64>> {
+    let rows = sqlx::query(DISCARDED).bind(destination).bind(DISCARDED_MAX).fetch_all(connection).await?;
+    rows.iter().map(|row| row.try_get(0)).collect()
 }
 
 /// Takes back those that the relay has not tried; returns how many.

@@ -5,7 +5,7 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use super::outbox::at;
-use super::{SqliteStore, Tx, now_ms, parked, recovery};
+use super::{SqliteStore, Tx, failed, now_ms, parked, recovery};
 use crate::broker::topic::{self, Route, TopicFilter};
 use crate::error::{Error, Kind, Result};
 use crate::event::Event;
@@ -162,8 +162,9 @@ impl Source for SqliteSource {
         }
         let (parked_keys, parked_keyless) =
             parked::keys(&mut tx, self, lease.slot).await.map_err(self.store.failed(DOING))?;
+        let discarded = failed::discarded(&mut tx, &self.destination).await.map_err(self.store.failed(DOING))?;
         tx.commit().await.map_err(self.store.failed(DOING))?;
-        Ok(Opened { position: at(row.last_id), parked_keys, parked_keyless })
+        Ok(Opened { position: at(row.last_id), parked_keys, parked_keyless, discarded })
     }
 
     async fn look_back(&self, published: Option<&Mark>) -> Result<LookBack> {
