@@ -423,8 +423,12 @@ mod tests {
     fn what_was_parked_follows_in_order_and_frees_its_key() {
         for batching in [Batching::Independent, Batching::Atomic] {
             let mut pipeline = pipeline(batching);
-            let opened =
-                Opened { position: Position::default(), parked_keys: vec![("a".to_owned(), 2)], parked_keyless: 0 };
+            let opened = Opened {
+                position: Position::default(),
+                parked_keys: vec![("a".to_owned(), 2)],
+                parked_keyless: 0,
+                discarded: Vec::new(),
+            };
             assert!(pipeline.set_parked(&opened, 0));
             let due = |id| ParkedRow { row: row(id, "a"), attempts: 1 };
             pipeline.accept_due(vec![due(1), due(2)], |_| Ok(()));
