@@ -297,7 +297,7 @@ mod plain_sql {
             .settle(&lease, &Settlement { position: Some(page.next), park, published: vec![] })
             .await
             .expect("settles");
-        let mut parked = source.open(&lease).await.expect("opens").parked_keys;
+        let mut parked = source.parked(&lease).await.expect("answers").keys;
         parked.sort();
         let mut expected: Vec<(String, u64)> = keys.iter().map(|key| ((*key).to_owned(), 2)).collect();
         expected.sort();

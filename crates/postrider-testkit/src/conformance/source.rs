@@ -6,7 +6,7 @@ use std::time::Duration;
 use postrider::Kind;
 use postrider::Route;
 use postrider::lease::Leases;
-use postrider::source::{Failure, Page, Park, ParkedState, Position, Settlement, Source};
+use postrider::source::{Failure, Page, Park, ParkedKeys, ParkedState, Position, Settlement, Source};
 use postrider::upkeep::Upkeep;
 
 use super::bed::{Bed, event, name};
@@ -171,7 +171,7 @@ pub async fn settle_refuses_a_stale_lease(bed: &impl Bed) {
     }
     let reopened = source.open(&successor).await.expect("opens");
     assert_eq!(reopened.position, position, "the stale settle moved the position");
-    assert!(reopened.parked_keys.is_empty(), "the stale settle parked something");
+    assert!(reopened.parked.keys.is_empty(), "the stale settle parked something");
     let late = source.open(&stale).await;
     assert_eq!(late.expect_err("a stale open is refused").kind(), Kind::LeaseLost);
 }
@@ -197,8 +197,9 @@ pub async fn parked_events_come_back_in_order(bed: &impl Bed) {
     let settlement = Settlement { position: Some(page.next), park, ..Settlement::default() };
     source.settle(&lease, &settlement).await.expect("settles");
 
-    let opened = source.open(&lease).await.expect("opens");
-    assert_eq!(opened.parked_keys, [("k".to_owned(), 2)]);
+    let parked = source.parked(&lease).await.expect("answers");
+    assert_eq!(parked, ParkedKeys { keys: vec![("k".to_owned(), 2)], keyless: 0 });
+    assert_eq!(source.open(&lease).await.expect("opens").parked, parked);
     assert!(source.due(&lease, 10).await.expect("answers").is_empty(), "its time has not come");
 
     let park = vec![failed(ids[0], ParkedState::Retrying, Duration::ZERO), waiting(ids[2])];
@@ -215,7 +216,7 @@ pub async fn parked_events_come_back_in_order(bed: &impl Bed) {
     assert_eq!(order, ids[1..3], "what waited is due when its head is gone");
     let settlement = Settlement { published: ids[1..3].to_vec(), ..Settlement::default() };
     source.settle(&lease, &settlement).await.expect("settles");
-    assert!(source.open(&lease).await.expect("opens").parked_keys.is_empty());
+    assert_eq!(source.parked(&lease).await.expect("answers"), ParkedKeys::default());
 }
 
 /// A failed event keeps its key back until a person decides; other keys are not touched.

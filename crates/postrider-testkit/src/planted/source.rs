@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use postrider::error::{Error, Kind, Result};
 use postrider::lease::Lease;
-use postrider::source::{Opened, Page, ParkedRow, Position, Row, Settlement, Source};
+use postrider::source::{Opened, Page, ParkedKeys, ParkedRow, Position, Row, Settlement, Source};
 use postrider::store::postgres::PostgresStore;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
@@ -84,6 +84,10 @@ impl Source for PlantedSource {
             SourceBug::CreatedAtOrder => self.inner.settle(lease, settlement).await,
             SourceBug::UnfencedSettle => self.inner.settle(&self.forge(lease).await?, settlement).await,
         }
+    }
+
+    async fn parked(&self, lease: &Lease) -> Result<ParkedKeys> {
+        self.inner.parked(lease).await
     }
 
     async fn due(&self, lease: &Lease, limit: usize) -> Result<Vec<ParkedRow>> {

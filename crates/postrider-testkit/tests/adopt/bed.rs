@@ -19,7 +19,7 @@ pub const PIM: &str = include_str!("../../../../examples/pim/schema.sql");
 pub const SYNC: &str = "CREATE TABLE outbox (
     id uuid PRIMARY KEY DEFAULT gen_random_uuid(), aggregate_type varchar(255) NOT NULL,
     aggregate_id varchar(255) NOT NULL, type varchar(255) NOT NULL, payload jsonb NOT NULL,
-    status varchar(50) DEFAULT 'PENDING', created_at timestamp with time zone DEFAULT clock_timestamp());
+    status varchar(50) DEFAULT 'PENDING', created_at timestamp with time zone DEFAULT now());
     CREATE INDEX idx_outbox_pending ON outbox (created_at) WHERE status = 'PENDING';";
 
 /// A database with a table.

@@ -198,3 +198,21 @@ async fn nulls_and_empty_keys_stop_nobody() {
     let findings = table.inspect().await.expect("answers");
     assert!(findings.iter().any(|finding| finding.message.contains("1 rows that wait have no value")), "{findings:?}");
 }
+
+/// Rows of a key that were written at the same time would come in the order of random ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_cannot_tell_rows_apart_is_warned_of() {
+    let bed = Bed::new(SYNC).await;
+    let said = async || {
+        let table = bed.0.store().adopt(&bed.mapping("outbox").await).await.expect("fits");
+        let findings = table.inspect().await.expect("answers");
+        findings.into_iter().find(|finding| finding.message.starts_with("order")).map(|finding| finding.message)
+    };
+    assert!(said().await.is_some_and(|said| said.contains("all rows of a transaction")));
+    bed.sql("ALTER TABLE outbox ALTER created_at SET DEFAULT clock_timestamp()").await;
+    assert_eq!(said().await, None, "microseconds of each row");
+    bed.sql("ALTER TABLE outbox ALTER created_at TYPE timestamptz(3)").await;
+    assert!(said().await.is_some_and(|said| said.contains("3 digits")));
+    bed.sql("CREATE DOMAIN whole AS timestamptz(0); ALTER TABLE outbox ALTER created_at TYPE whole").await;
+    assert!(said().await.is_some_and(|said| said.contains("whole seconds")));
+}

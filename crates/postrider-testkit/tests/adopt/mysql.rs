@@ -217,3 +217,20 @@ async fn parts_hold_every_row_once_and_do_not_cut_a_key() {
     let second = table.lock(Part { number: 1, of: 2 }, 1000).await.expect("locks");
     assert_parts(&mapping, first.rows(), second.rows(), 70);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_cannot_tell_rows_apart_is_warned_of() {
+    let bed = Bed::new(
+        "CREATE TABLE outbox (id char(36) PRIMARY KEY, aggregate_id varchar(64) NOT NULL, type varchar(64) NOT NULL,
+           payload json NOT NULL, published boolean NOT NULL DEFAULT false, created_at datetime NOT NULL)",
+    )
+    .await;
+    let said = async || {
+        let table = bed.0.store().adopt(&bed.mapping("outbox").await).await.expect("fits");
+        let findings = table.inspect().await.expect("answers");
+        findings.into_iter().find(|finding| finding.message.starts_with("order")).map(|finding| finding.message)
+    };
+    assert!(said().await.is_some_and(|said| said.contains("whole seconds")));
+    bed.sql("ALTER TABLE outbox MODIFY created_at datetime(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)").await;
+    assert_eq!(said().await, None);
+}

@@ -168,6 +168,10 @@ async fn a_long_key_behind_a_failed_row_stops_nothing_else() {
     for schema in [CAMPUS, crate::bed::SYNC] {
         let bed = Bed::new(schema).await;
         let is_campus = schema == CAMPUS;
+        if !is_campus {
+            // The rows of one statement need times of their own, as `doctor` says.
+            bed.sql("ALTER TABLE outbox ALTER created_at SET DEFAULT clock_timestamp()").await;
+        }
         let (table, published) = if is_campus { ("outbox_events", "published") } else { ("outbox", "PUBLISHED") };
         let insert = |key: &str, count: u32| {
             let (columns, kind) = match is_campus {

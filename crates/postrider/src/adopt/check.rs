@@ -14,6 +14,7 @@ pub fn check(mapping: &Mapping, info: &TableInfo, is_mysql: bool) -> Vec<Finding
     check.state();
     check.rights();
     check.clock();
+    check.order(dialect);
     if check.findings.iter().all(|finding| finding.severity != Severity::Error) {
         check.index(dialect);
     }
@@ -58,6 +59,12 @@ pub(crate) fn table_changed(error: Error) -> Error {
         _ => error,
     }
 }
+
+/// The finest times that the databases hold: microseconds.
+const SECOND_DIGITS: u32 = 6;
+/// What PostgreSQL shows of defaults that do not move while a transaction, or a statement of many rows, goes on.
+const TIMES_OF_TRANSACTION: [&str; 5] =
+    ["now()", "current_timestamp", "localtimestamp", "transaction_timestamp()", "statement_timestamp()"];
 
 struct Check<'a> {
     name: String,
@@ -207,6 +214,36 @@ impl Check<'_> {
         }
     }
 
+    /// Rows of one key with the same time come in the order of their ids, which is none where ids are no numbers.
+    fn order(&mut self, dialect: Dialect) {
+        let (Some(order), Some(_)) = (&self.mapping.order, &self.mapping.key) else { return };
+        if self.info.column(&self.mapping.id).is_none_or(|id| id.kind == ColumnKind::Integer) {
+            return;
+        }
+        let Some((column, digits)) = self.info.column(order).and_then(|column| Some((column, column.second_digits?)))
+        else {
+            return;
+        };
+        let default = column.default.as_deref().unwrap_or_default().to_lowercase();
+        let is_of_transaction =
+            dialect == Dialect::Postgres && TIMES_OF_TRANSACTION.iter().any(|time| default.contains(time));
+        let why = match (digits, is_of_transaction) {
+            (0, _) => "holds whole seconds".to_owned(),
+            (..SECOND_DIGITS, _) => format!("holds {digits} digits of a second"),
+            (_, true) => format!("is the same for all rows of a transaction (default {default})"),
+            (_, false) => return,
+        };
+        let type_name = match dialect {
+            Dialect::Postgres => "a timestamp(6) with the default clock_timestamp()",
+            Dialect::Mysql => "a DATETIME(6) with the default CURRENT_TIMESTAMP(6)",
+        };
+        self.findings.push(Finding::warning(
+            &self.name,
+            format!("order = {order:?} {why}: rows of a key with the same time have no order among themselves"),
+            format!("name a number that rises with every insert as order, or make the column {type_name}"),
+        ));
+    }
+
     /// A look must not read rows that were published long ago.
     fn index(&mut self, dialect: Dialect) {
         let Ok(sql) = Sql::new(dialect, self.mapping, self.info) else { return };
@@ -276,6 +313,43 @@ mod tests {
         info.missing_rights = vec!["UPDATE".to_owned()];
         let errors = errors(&campus(), &info).join("\n");
         assert!(errors.contains("no primary key") && errors.contains("lacks UPDATE"), "{errors}");
+    }
+
+    #[test]
+    fn an_order_by_a_time_that_cannot_tell_rows_apart_is_named() {
+        let mut mapping = campus();
+        mapping.order = Some("created_at".to_owned());
+        let said = |id: ColumnKind, digits: u32, default: Option<&str>, is_mysql: bool| {
+            let mut info = campus_table();
+            for column in &mut info.columns {
+                match column.name.as_str() {
+                    "id" => column.kind = id,
+                    "created_at" => {
+                        column.second_digits = Some(digits);
+                        column.default = default.map(str::to_owned);
+                    }
+                    _ => {}
+                }
+            }
+            let found = check(&mapping, &info, is_mysql).into_iter();
+            found
+                .filter(|finding| finding.message.starts_with("order"))
+                .map(|finding| finding.message)
+                .collect::<String>()
+        };
+        let (uuid, number) = (ColumnKind::Uuid, ColumnKind::Integer);
+        assert!(said(uuid, 0, None, true).contains("whole seconds"));
+        assert!(said(uuid, 3, None, false).contains("3 digits"));
+        assert!(said(uuid, 6, Some("now()"), false).contains("all rows of a transaction"));
+        assert!(said(uuid, 6, Some("CURRENT_TIMESTAMP"), false).contains("all rows of a transaction"));
+        for fine in [
+            said(number, 0, None, true),
+            said(uuid, 6, None, false),
+            said(uuid, 6, Some("clock_timestamp()"), false),
+            said(uuid, 6, Some("current_timestamp(6)"), true),
+        ] {
+            assert_eq!(fine, "");
+        }
     }
 
     #[test]

@@ -139,6 +139,7 @@ pub(crate) mod tests {
             kind,
             type_name: type_name.to_owned(),
             chars_max: None,
+            second_digits: matches!(kind, ColumnKind::Instant | ColumnKind::DateTime).then_some(6),
             words: Vec::new(),
             is_nullable: false,
             default: None,

@@ -114,6 +114,8 @@ pub struct ColumnInfo {
     pub type_name: String,
     /// How many characters it holds at most, where that is limited.
     pub chars_max: Option<u32>,
+    /// How many digits of a second a time holds; none for other types.
+    pub second_digits: Option<u32>,
     /// The words that an enumeration allows; empty for other types.
     pub words: Vec<String>,
     /// Whether it may be null.

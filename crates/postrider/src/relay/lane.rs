@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
 use crate::metrics::RelayMeter;
 use crate::recovery::Witness;
-use crate::source::{Opened, Page, ParkedRow, ParkedState, Position, Settlement, Source};
+use crate::source::{Page, ParkedKeys, ParkedRow, ParkedState, Position, Settlement, Source};
 use crate::task::{self, Call};
 use crate::trace::Publish;
 
@@ -29,7 +29,7 @@ const DUE_REST: u32 = 4;
 /// Rows of the side table taken at once.
 const DUE_LIMIT: usize = 500;
 /// The side table's keys are read anew this often, in case a person discarded some.
-const REOPEN_EVERY: Duration = Duration::from_secs(30);
+const KEYS_EVERY: Duration = Duration::from_secs(30);
 /// Pages that are read before their events are confirmed. One event of a key is in flight at a time, so the more events
 /// are at hand, the more of them may fly.
 const READ_AHEAD_PAGES: usize = 4;
@@ -101,7 +101,7 @@ type Read = (Page, bool);
 
 /// What a look at the side table found: rows to try, and now and then its keys (with the version they stand for).
 struct Due {
-    keys: Option<(u64, Opened)>,
+    keys: Option<(u64, ParkedKeys)>,
     rows: Vec<ParkedRow>,
 }
 
@@ -122,7 +122,7 @@ struct Run<'a> {
     next_poll: Instant,
     due_began: Instant,
     next_due: Instant,
-    next_reopen: Instant,
+    next_keys: Instant,
     last_settle: Instant,
     is_asleep: bool,
     /// Whether the next commit will wake the lane.
@@ -161,7 +161,7 @@ impl<'a> Run<'a> {
             next_poll: now,
             due_began: now,
             next_due: now,
-            next_reopen: now + REOPEN_EVERY,
+            next_keys: now + KEYS_EVERY,
             last_settle: now,
             is_asleep: false,
             will_wake: false,
@@ -436,10 +436,10 @@ impl<'a> Run<'a> {
         }
         self.due_began = now;
         let (source, lease) = (self.lane.source.clone(), self.lane.lease.clone());
-        let version = (now >= self.next_reopen).then(|| self.pipeline.parked_version());
+        let version = (now >= self.next_keys).then(|| self.pipeline.parked_version());
         self.dueing = Some(task::start(async move {
             let keys = match version {
-                Some(version) => Some((version, source.open(&lease).await?)),
+                Some(version) => Some((version, source.parked(&lease).await?)),
                 None => None,
             };
             Ok(Due { keys, rows: source.due(&lease, DUE_LIMIT).await? })
@@ -449,10 +449,10 @@ impl<'a> Run<'a> {
 
     fn take_due(&mut self, due: Due) {
         let now = Instant::now();
-        if let Some((version, opened)) = due.keys
-            && self.pipeline.set_parked(&opened, version)
+        if let Some((version, parked)) = due.keys
+            && self.pipeline.set_parked(&parked, version)
         {
-            self.next_reopen = now + REOPEN_EVERY;
+            self.next_keys = now + KEYS_EVERY;
         }
         // A full page means that there is more to come.
         let rest = DUE_EVERY.max(now.saturating_duration_since(self.due_began) * DUE_REST);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::broker::Batching;
 use crate::error::{Error, Result, Retry};
 use crate::event::{Event, Text};
-use crate::source::{Failure, Opened, Page, Park, ParkedRow, ParkedState, Position, Row, Settlement};
+use crate::source::{Failure, Opened, Page, Park, ParkedKeys, ParkedRow, ParkedState, Position, Row, Settlement};
 
 /// A batch must be sent within the broker's publish time-out on a slow network too.
 const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -72,23 +72,21 @@ pub(super) struct Pipeline {
 impl Pipeline {
     /// `opened` is what the side table holds.
     pub fn new(batching: Batching, policy: RetryPolicy, opened: &Opened) -> Self {
-        let mut pipeline = Self {
+        Self {
             batching,
             policy,
             first_page: 0,
             pages: VecDeque::new(),
             ready: VecDeque::new(),
             behind: HashMap::new(),
-            parked: HashMap::new(),
-            parked_keyless: 0,
+            parked: by_key(&opened.parked),
+            parked_keyless: opened.parked.keyless,
             parked_version: 0,
             discarded: opened.discarded.iter().copied().collect(),
             due_open: 0,
             settlement: Settlement::default(),
             notices: Vec::new(),
-        };
-        pipeline.set_parked(opened, 0);
-        pipeline
+        }
     }
 
     /// Changes whenever something is parked or published from the side table.
@@ -96,14 +94,13 @@ impl Pipeline {
         self.parked_version
     }
 
-    /// Takes over what the side table holds, unless it has changed since `version` (then it says no): at the start, and from time to
-    /// time to notice that a person has discarded something.
-    pub fn set_parked(&mut self, opened: &Opened, version: u64) -> bool {
+    /// Takes over what the side table holds, unless it has changed since `version` (then it says no).
+    pub fn set_parked(&mut self, parked: &ParkedKeys, version: u64) -> bool {
         if version != self.parked_version {
             return false;
         }
-        self.parked = opened.parked_keys.iter().map(|(key, count)| (Text::from(key), *count)).collect();
-        self.parked_keyless = opened.parked_keyless;
+        self.parked = by_key(parked);
+        self.parked_keyless = parked.keyless;
         true
     }
 
@@ -327,6 +324,10 @@ impl Pipeline {
     }
 }
 
+fn by_key(parked: &ParkedKeys) -> HashMap<Text, u64> {
+    parked.keys.iter().map(|(key, count)| (Text::from(key), *count)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -337,8 +338,8 @@ mod tests {
     }
 
     fn without(batching: Batching, discarded: &[i64]) -> Pipeline {
-        let position = Position::at_id(0);
-        let opened = Opened { position, parked_keys: Vec::new(), parked_keyless: 0, discarded: discarded.to_vec() };
+        let (position, parked) = (Position::at_id(0), ParkedKeys::default());
+        let opened = Opened { position, parked, discarded: discarded.to_vec() };
         Pipeline::new(batching, RetryPolicy { attempts_max: 3, delay: Box::new(|_| Duration::ZERO) }, &opened)
     }
 
@@ -423,13 +424,8 @@ mod tests {
     fn what_was_parked_follows_in_order_and_frees_its_key() {
         for batching in [Batching::Independent, Batching::Atomic] {
             let mut pipeline = pipeline(batching);
-            let opened = Opened {
-                position: Position::default(),
-                parked_keys: vec![("a".to_owned(), 2)],
-                parked_keyless: 0,
-                discarded: Vec::new(),
-            };
-            assert!(pipeline.set_parked(&opened, 0));
+            let parked = ParkedKeys { keys: vec![("a".to_owned(), 2)], keyless: 0 };
+            assert!(pipeline.set_parked(&parked, 0));
             let due = |id| ParkedRow { row: row(id, "a"), attempts: 1 };
             pipeline.accept_due(vec![due(1), due(2)], |_| Ok(()));
             // Refused once more: the one behind it goes back to waiting, in the side table.

@@ -64,13 +64,20 @@ pub struct Page {
 pub struct Opened {
     /// Where the previous holder stopped.
     pub position: Position,
-    /// Keys with parked events, and how many; later events of these keys must wait behind them.
-    pub parked_keys: Vec<(String, u64)>,
-    /// How many parked events have no key.
-    pub parked_keyless: u64,
+    /// What the side table holds of the lane.
+    pub parked: ParkedKeys,
     /// Rows that a person has discarded, the newest [`DISCARDED_MAX`] of them. The side table does not hold them back any
     /// more, and those after the position are read again.
     pub discarded: Vec<i64>,
+}
+
+/// How many events of a lane stand in the side table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ParkedKeys {
+    /// Keys with parked events, and how many; later events of these keys must wait behind them.
+    pub keys: Vec<(String, u64)>,
+    /// How many parked events have no key.
+    pub keyless: u64,
 }
 
 /// How many discarded rows a lane knows of. Those that matter lie between the position and the end of what was read.
@@ -172,6 +179,9 @@ pub trait Source: Send + Sync {
     /// as it is. Fails with [`crate::Kind::LeaseLost`], and writes nothing,
     /// when the lane was opened under a later epoch. Idempotent.
     async fn settle(&self, lease: &Lease, settlement: &Settlement) -> Result<()>;
+
+    /// What the side table holds of the lane. Asked from time to time, to notice that a person has discarded something.
+    async fn parked(&self, lease: &Lease) -> Result<ParkedKeys>;
 
     /// Parked rows that may be tried now, oldest first. A row is due when it is the oldest of its key and is waiting,
     /// or retrying and its time has come; the rows waiting behind it follow it, up to `limit` in all.

@@ -26,7 +26,8 @@ const TABLE: &str = "SELECT CAST(table_schema AS CHAR), CAST(table_name AS CHAR)
        AND table_schema = coalesce(?, database()) LIMIT 1";
 
 const COLUMNS: &str = "SELECT CAST(column_name AS CHAR), CAST(data_type AS CHAR), CAST(column_type AS CHAR), \
-       CAST(is_nullable AS CHAR), CAST(column_default AS CHAR), CAST(character_maximum_length AS SIGNED) \
+       CAST(is_nullable AS CHAR), CAST(column_default AS CHAR), CAST(character_maximum_length AS SIGNED), \
+       CAST(datetime_precision AS SIGNED) \
      FROM information_schema.columns WHERE table_schema = ? AND table_name = ? ORDER BY ordinal_position";
 
 const INDEXES: &str = "SELECT CAST(index_name AS CHAR), CAST(non_unique AS SIGNED), CAST(coalesce(column_name, '') AS CHAR) \
@@ -371,6 +372,7 @@ fn column(row: &MySqlRow) -> Result<ColumnInfo, sqlx::Error> {
         default: row.try_get(4)?,
         words: enumerated(&type_name),
         chars_max: row.try_get::<Option<i64>, _>(5)?.and_then(|chars| u32::try_from(chars).ok()),
+        second_digits: row.try_get::<Option<i64>, _>(6)?.and_then(|digits| u32::try_from(digits).ok()),
         type_name,
     })
 }

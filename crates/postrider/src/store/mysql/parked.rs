@@ -9,7 +9,7 @@ use super::row::{self, event_columns};
 use super::source::MysqlSource;
 use super::{failed, list, micros, now};
 use crate::error::{Error, Kind, Result};
-use crate::source::{Park, ParkedRow, ParkedState};
+use crate::source::{Park, ParkedKeys, ParkedRow, ParkedState};
 
 /// What may be tried now, as a literal for `concat!`.
 macro_rules! is_due {
@@ -19,11 +19,7 @@ macro_rules! is_due {
 }
 
 /// Keys of the lane with parked events, with how many, and how many have no key.
-pub(super) async fn keys(
-    connection: &mut MySqlConnection,
-    source: &MysqlSource,
-    lane: u32,
-) -> Result<(Vec<(String, u64)>, u64)> {
+pub(super) async fn keys(connection: &mut MySqlConnection, source: &MysqlSource, lane: u32) -> Result<ParkedKeys> {
     let rows = sqlx::query(
         "SELECT `key`, COUNT(*) FROM postrider_parked WHERE destination = ? AND hash % ? = ? GROUP BY `key`",
     )
@@ -33,16 +29,15 @@ pub(super) async fn keys(
     .fetch_all(connection)
     .await
     .map_err(db)?;
-    let mut keyless = 0;
-    let mut keys = Vec::with_capacity(rows.len());
+    let mut parked = ParkedKeys::default();
     for row in rows {
         let count = row.try_get::<i64, _>(1).map_err(db)? as u64;
         match row.try_get(0).map_err(db)? {
-            Some(key) => keys.push((key, count)),
-            None => keyless = count,
+            Some(key) => parked.keys.push((key, count)),
+            None => parked.keyless = count,
         }
     }
-    Ok((keys, keyless))
+    Ok(parked)
 }
 
 const UPDATE: &str = concat!(

@@ -21,7 +21,7 @@ use crate::broker::topic::Route;
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
 use crate::recovery::{LookBack, Mark};
-use crate::source::{Opened, Page, ParkedRow, Position, Settlement, Source};
+use crate::source::{Opened, Page, ParkedKeys, ParkedRow, Position, Settlement, Source};
 
 /// Rows that one statement marks.
 const MARK_CHUNK: usize = 1_000;
@@ -218,7 +218,7 @@ impl Source for MysqlSource {
         if opened.rows_affected() == 0 {
             return Err(self.lost(lease));
         }
-        let (parked_keys, parked_keyless) = parked::keys(&mut tx, self, lease.slot).await?;
+        let parked = parked::keys(&mut tx, self, lease.slot).await?;
         let discarded = failed::discarded(&mut tx, &self.destination).await?;
         tx.commit().await.map_err(db)?;
         let mut open = self.lanes_open();
@@ -227,11 +227,11 @@ impl Source for MysqlSource {
         if lane.epoch > lease.epoch {
             return Err(self.lost(lease));
         }
-        // A lane that is opened once more, to look at what is parked, keeps its pages.
+        // A lane that is opened once more keeps its pages.
         if lane.epoch < lease.epoch {
             *lane = fresh();
         }
-        Ok(Opened { position: Position::at_id(lane.settled), parked_keys, parked_keyless, discarded })
+        Ok(Opened { position: Position::at_id(lane.settled), parked, discarded })
     }
 
     async fn look_back(&self, published: Option<&Mark>) -> Result<LookBack> {
@@ -283,6 +283,11 @@ impl Source for MysqlSource {
             });
         }
         Ok(())
+    }
+
+    async fn parked(&self, lease: &Lease) -> Result<ParkedKeys> {
+        let mut connection = self.store.own.acquire().await.map_err(db)?;
+        parked::keys(&mut connection, self, lease.slot).await
     }
 
     async fn due(&self, lease: &Lease, limit: usize) -> Result<Vec<ParkedRow>> {

@@ -30,7 +30,9 @@ const TABLE: &str = "SELECT c.oid::int8, n.nspname::text, c.relname::text, curre
 const COLUMNS: &str = "SELECT a.attname::text, format_type(a.atttypid, -1), coalesce(b.typname, t.typname)::text, \
        (t.typtype = 'e'), a.attnotnull, pg_get_expr(d.adbin, d.adrelid), \
        CASE WHEN t.typname IN ('varchar', 'bpchar') AND a.atttypmod > 4 THEN a.atttypmod - 4 END, \
-       ARRAY(SELECT e.enumlabel::text FROM pg_enum e WHERE e.enumtypid = t.oid ORDER BY e.enumsortorder) \
+       ARRAY(SELECT e.enumlabel::text FROM pg_enum e WHERE e.enumtypid = t.oid ORDER BY e.enumsortorder), \
+       CASE WHEN coalesce(b.typname, t.typname) IN ('timestamp', 'timestamptz') \
+         THEN CASE WHEN greatest(a.atttypmod, t.typtypmod) < 0 THEN 6 ELSE greatest(a.atttypmod, t.typtypmod) END END \
      FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = t.typbasetype \
      LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
      WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum";
@@ -376,5 +378,6 @@ fn column(row: &PgRow) -> Result<ColumnInfo, sqlx::Error> {
         default: row.try_get(5)?,
         words: row.try_get(7)?,
         chars_max: row.try_get::<Option<i32>, _>(6)?.and_then(|chars| u32::try_from(chars).ok()),
+        second_digits: row.try_get::<Option<i32>, _>(8)?.and_then(|digits| u32::try_from(digits).ok()),
     })
 }

@@ -34,6 +34,7 @@ mod lease;
 mod migrate;
 mod newest;
 mod outbox;
+mod parked;
 mod pulse;
 mod queue;
 mod recovery;

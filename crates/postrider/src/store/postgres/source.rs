@@ -21,12 +21,12 @@ use tokio::sync::Mutex;
 use super::PostgresStore;
 use super::error::db;
 use super::wake::Wake;
-use super::{failed, recovery, row};
+use super::{failed, parked, recovery, row};
 use crate::broker::topic::{self, Route};
 use crate::error::{Error, Kind, Result};
 use crate::lease::Lease;
 use crate::recovery::{LookBack, Mark};
-use crate::source::{Opened, Page, ParkedRow, ParkedState, Position, Row, Settlement, Source};
+use crate::source::{Opened, Page, ParkedKeys, ParkedRow, Position, Row, Settlement, Source};
 
 /// The event's columns, as `row::event` reads them.
 macro_rules! columns {
@@ -66,21 +66,6 @@ const NEXT_PAGE: &str = concat!(
        AND NOT pg_visible_in_snapshot(tx, (SELECT $1::text::pg_snapshot)) \
        AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) AND ($5::text IS NULL OR topic ~ $5) \
      ORDER BY id LIMIT $2"
-);
-
-const DUE: &str = concat!(
-    "WITH heads AS ( \
-       SELECT DISTINCT ON (key IS NULL, coalesce(key, id::text)) key, id, state, next_at FROM postrider.parked \
-       WHERE destination = $1 AND ($3 = 1 OR postrider.lane_of(key, id, $3) = $4) \
-       ORDER BY key IS NULL, coalesce(key, id::text), id \
-     ), due AS ( \
-       SELECT key AS due_key, id AS due_id FROM heads \
-       WHERE state = 'waiting' OR (state = 'retrying' AND next_at <= clock_timestamp()) ORDER BY id LIMIT $2 \
-     ) \
-     SELECT p.state, p.id, ",
-    columns!(),
-    ", p.attempts, p.id = due_id FROM due JOIN postrider.parked p ON p.destination = $1 \
-       AND (p.id = due_id OR (p.key = due_key AND p.id > due_id)) ORDER BY p.id LIMIT $2"
 );
 
 /// The beginning of the log: before every transaction.
@@ -263,79 +248,13 @@ impl LogSource {
             tx.rollback().await.map_err(db)?;
             return Err(lease_lost(lease));
         }
-        self.park(&mut tx, settlement).await?;
+        parked::park(&mut tx, &self.destination, &settlement.park).await?;
         if !settlement.published.is_empty() {
             failed::published(&mut tx, &self.destination, &settlement.published).await?;
         }
         tx.commit().await.map_err(db)
     }
-
-    async fn park(&self, tx: &mut PgConnection, settlement: &Settlement) -> Result<()> {
-        if settlement.park.is_empty() {
-            return Ok(());
-        }
-        let ids: Vec<i64> = settlement.park.iter().map(|park| park.id).collect();
-        let states: Vec<&str> = settlement.park.iter().map(|park| park.state.as_str()).collect();
-        let attempts: Vec<i32> = settlement.park.iter().map(|park| park.attempts as i32).collect();
-        let delays: Vec<f64> = settlement.park.iter().map(|park| park.delay.as_secs_f64()).collect();
-        let kinds: Vec<Option<&str>> =
-            settlement.park.iter().map(|park| park.failure.as_ref().map(|failure| failure.kind.as_str())).collect();
-        let failures: Vec<Option<&str>> =
-            settlement.park.iter().map(|park| park.failure.as_ref().map(|failure| failure.message.as_str())).collect();
-        let mut dead: Vec<i64> =
-            settlement.park.iter().filter(|park| park.state == ParkedState::Failed).map(|park| park.id).collect();
-        if !dead.is_empty() {
-            let known = failed::known(tx, &self.destination, &dead).await?;
-            dead.retain(|id| !known.contains(id));
-        }
-        // Not kept: a plan from when the tables were small would scan them whole.
-        let written: i64 = sqlx::query(PARK)
-            .persistent(false)
-            .bind(&self.destination)
-            .bind(&ids)
-            .bind(states)
-            .bind(attempts)
-            .bind(delays)
-            .bind(kinds)
-            .bind(failures)
-            .fetch_one(&mut *tx)
-            .await
-            .and_then(|row| row.try_get(0))
-            .map_err(db)?;
-        if written != ids.len() as i64 {
-            // Moving the position past a row that is not in the side table would lose it.
-            return Err(Error::new(
-                Kind::Corrupt,
-                format!("{} events to park, {written} found in the outbox", ids.len()),
-            ));
-        }
-        if !dead.is_empty() {
-            failed::bury(tx, &self.destination, &dead).await?;
-        }
-        Ok(())
-    }
 }
-
-/// A row that is parked already and is read again after a crash comes as `waiting` without an attempt; that must not
-/// overwrite what is known of it.
-const PARK: &str = "WITH p AS ( \
-       SELECT * FROM unnest($2::bigint[], $3::text[], $4::int[], $5::float8[], $6::text[], $7::text[]) \
-       AS p(id, state, attempts, delay, kind, failure) \
-     ), known AS ( \
-       SELECT q.id FROM postrider.parked q JOIN p ON p.id = q.id WHERE q.destination = $1 \
-     ), updated AS ( \
-       UPDATE postrider.parked q SET state = p.state, attempts = p.attempts, \
-         next_at = clock_timestamp() + p.delay * interval '1 second', failure_kind = p.kind, failure = p.failure \
-       FROM p WHERE q.destination = $1 AND q.id = p.id AND p.attempts > 0 \
-     ), inserted AS ( \
-       INSERT INTO postrider.parked (destination, id, state, attempts, next_at, failure_kind, failure, event_id, topic, \
-         key, type, payload, payload_bytes, content_type, source, subject, tenant, correlation, causation, traceparent, \
-         tracestate, headers, created_at) \
-       SELECT $1, p.id, p.state, p.attempts, clock_timestamp() + p.delay * interval '1 second', p.kind, p.failure, \
-         o.event_id, o.topic, o.key, o.type, o.payload, o.payload_bytes, o.content_type, o.source, o.subject, o.tenant, \
-         o.correlation, o.causation, o.traceparent, o.tracestate, o.headers, o.created_at \
-       FROM p JOIN postrider.outbox o ON o.id = p.id WHERE p.id NOT IN (SELECT id FROM known) RETURNING id \
-     ) SELECT (SELECT count(*) FROM known) + (SELECT count(*) FROM inserted)";
 
 /// Fences, and moves the position.
 macro_rules! settle {
@@ -380,17 +299,7 @@ impl Source for LogSource {
             target: row.try_get(1).map_err(db)?,
             last_id: row.try_get(2).map_err(db)?,
         };
-        let filter = self.filter(lease);
-        let keys = sqlx::query(
-            "SELECT key, count(*) FROM postrider.parked \
-             WHERE destination = $1 AND ($2 = 1 OR postrider.lane_of(key, id, $2) = $3) GROUP BY key",
-        )
-        .bind(&self.destination)
-        .bind(filter.lanes)
-        .bind(filter.lane)
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(db)?;
+        let parked = parked::keys(&mut tx, &self.destination, &self.filter(lease)).await?;
         let discarded = failed::discarded(&mut tx, &self.destination).await?;
         let now: String = sqlx::query("SELECT pg_current_snapshot()::text")
             .fetch_one(&mut *tx)
@@ -400,23 +309,14 @@ impl Source for LogSource {
         tx.commit().await.map_err(db)?;
         require_not_ahead(&position.done, &now)?;
         let mut open = self.open.lock().await;
-        // A lane that is opened once more, to look at what is parked, keeps its connections.
+        // A lane that is opened once more keeps its connections.
         if open.get(&lease.slot).is_none_or(|lane| lane.epoch != lease.epoch) {
             let (reader, settler) = (Mutex::new(reader), Mutex::new(settler));
             let lane = OpenLane { epoch: lease.epoch, reader, settler, rings: AtomicU64::default() };
             open.insert(lease.slot, Arc::new(lane));
         }
         drop(open);
-
-        let mut opened = Opened { position, parked_keys: Vec::new(), parked_keyless: 0, discarded };
-        for row in keys {
-            let count = row.try_get::<i64, _>(1).map_err(db)? as u64;
-            match row.try_get::<Option<String>, _>(0).map_err(db)? {
-                Some(key) => opened.parked_keys.push((key, count)),
-                None => opened.parked_keyless = count,
-            }
-        }
-        Ok(opened)
+        Ok(Opened { position, parked, discarded })
     }
 
     async fn look_back(&self, published: Option<&Mark>) -> Result<LookBack> {
@@ -436,34 +336,14 @@ impl Source for LogSource {
         self.checked(lease, result).await
     }
 
+    async fn parked(&self, lease: &Lease) -> Result<ParkedKeys> {
+        let mut connection = self.pool.acquire().await.map_err(db)?;
+        parked::keys(&mut connection, &self.destination, &self.filter(lease)).await
+    }
+
     async fn due(&self, lease: &Lease, limit: usize) -> Result<Vec<ParkedRow>> {
-        let filter = self.filter(lease);
-        let rows = sqlx::query(DUE)
-            .bind(&self.destination)
-            .bind(limit as i64)
-            .bind(filter.lanes)
-            .bind(filter.lane)
-            .fetch_all(&self.pool)
-            .await
-            .map_err(db)?;
-        let mut due = Vec::with_capacity(rows.len());
-        let mut stopped_keys = Vec::new();
-        for row in &rows {
-            let parked = log_row(row)?;
-            let is_head: bool = row.try_get(19).map_err(db)?;
-            if let (false, Some(key)) = (is_head, &parked.key) {
-                if stopped_keys.contains(key) {
-                    continue;
-                }
-                // Behind the head only those that never failed may follow.
-                if row.try_get::<&str, _>(0).map_err(db)? != "waiting" {
-                    stopped_keys.push(key.clone());
-                    continue;
-                }
-            }
-            due.push(ParkedRow { row: parked, attempts: row.try_get::<i32, _>(18).map_err(db)? as u32 });
-        }
-        Ok(due)
+        let mut connection = self.pool.acquire().await.map_err(db)?;
+        parked::due(&mut connection, &self.destination, &self.filter(lease), limit).await
     }
 
     async fn close(&self, lease: &Lease) {

@@ -8,32 +8,27 @@ use super::lease::millis;
 use super::row::{self, event_columns};
 use super::source::{SqliteSource, hash};
 use super::{failed, now_ms};
-use crate::source::{Park, ParkedRow, ParkedState};
+use crate::source::{Park, ParkedKeys, ParkedRow, ParkedState};
 
 type Result<T> = std::result::Result<T, sqlx::Error>;
 
 /// Keys of the lane with parked events, with how many, and how many have no key.
-pub(super) async fn keys(
-    connection: &mut SqliteConnection,
-    source: &SqliteSource,
-    lane: u32,
-) -> Result<(Vec<(String, u64)>, u64)> {
+pub(super) async fn keys(connection: &mut SqliteConnection, source: &SqliteSource, lane: u32) -> Result<ParkedKeys> {
     let rows = sqlx::query("SELECT key, count(*) FROM parked WHERE destination = ? AND hash % ? = ? GROUP BY key")
         .bind(&source.destination)
         .bind(source.lanes)
         .bind(lane)
         .fetch_all(connection)
         .await?;
-    let mut keyless = 0;
-    let mut keys = Vec::with_capacity(rows.len());
+    let mut parked = ParkedKeys::default();
     for row in rows {
         let count = row.try_get(1)?;
         match row::text_lossy(&row, 0)? {
-            Some(key) => keys.push((key, count)),
-            None => keyless = count,
+            Some(key) => parked.keys.push((key, count)),
+            None => parked.keyless = count,
         }
     }
-    Ok((keys, keyless))
+    Ok(parked)
 }
 
 /// Copies log rows into the side table and updates those that are there already, also when their log row is gone.

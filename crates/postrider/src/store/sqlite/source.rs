@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::event::Event;
 use crate::lease::Lease;
 use crate::recovery::{LookBack, Mark};
-use crate::source::{Opened, Page, ParkedRow, Position, Row, Settlement, Source};
+use crate::source::{Opened, Page, ParkedKeys, ParkedRow, Position, Row, Settlement, Source};
 
 /// The outbox for one destination.
 pub(super) struct SqliteSource {
@@ -129,6 +129,8 @@ impl SqliteSource {
     }
 }
 
+const PARKED_UNREAD: &str = "the side table was not read";
+
 #[async_trait]
 impl Source for SqliteSource {
     async fn open(&self, lease: &Lease) -> Result<Opened> {
@@ -160,11 +162,10 @@ impl Source for SqliteSource {
         if topics != self.topics.regex() {
             return Err(topic::routes_changed(&self.destination));
         }
-        let (parked_keys, parked_keyless) =
-            parked::keys(&mut tx, self, lease.slot).await.map_err(self.store.failed(DOING))?;
+        let parked = parked::keys(&mut tx, self, lease.slot).await.map_err(self.store.failed(DOING))?;
         let discarded = failed::discarded(&mut tx, &self.destination).await.map_err(self.store.failed(DOING))?;
         tx.commit().await.map_err(self.store.failed(DOING))?;
-        Ok(Opened { position: at(row.last_id), parked_keys, parked_keyless, discarded })
+        Ok(Opened { position: at(row.last_id), parked, discarded })
     }
 
     async fn look_back(&self, published: Option<&Mark>) -> Result<LookBack> {
@@ -215,11 +216,17 @@ impl Source for SqliteSource {
         tx.commit().await.map_err(self.store.failed(DOING))
     }
 
+    async fn parked(&self, lease: &Lease) -> Result<ParkedKeys> {
+        let mut tx = self.store.read(PARKED_UNREAD).await?;
+        let keys = parked::keys(&mut tx, self, lease.slot).await.map_err(self.store.failed(PARKED_UNREAD))?;
+        tx.rollback().await.map_err(self.store.failed(PARKED_UNREAD))?;
+        Ok(keys)
+    }
+
     async fn due(&self, lease: &Lease, limit: usize) -> Result<Vec<ParkedRow>> {
-        const DOING: &str = "the side table was not read";
-        let mut tx = self.store.read(DOING).await?;
-        let rows = parked::due(&mut tx, self, lease.slot, limit).await.map_err(self.store.failed(DOING))?;
-        tx.rollback().await.map_err(self.store.failed(DOING))?;
+        let mut tx = self.store.read(PARKED_UNREAD).await?;
+        let rows = parked::due(&mut tx, self, lease.slot, limit).await.map_err(self.store.failed(PARKED_UNREAD))?;
+        tx.rollback().await.map_err(self.store.failed(PARKED_UNREAD))?;
         Ok(rows)
     }
 
